@@ -17,7 +17,7 @@ from torch import Tensor
 
 from . import stack, torch_stack
 from .padding import Padded, Padding, start_offsets, target_sizes
-from .plan import sample_name
+from .plan import check_fixed_sizes, sample_name
 
 _PAD_STACK = (
     "(Tensor[] samples, int pad_dims, float padding_value, int[] size_divisor, "
@@ -73,6 +73,8 @@ def _(
     samples: Sequence[Tensor], pad_dims: int, padding_value: float, *options: Any
 ) -> tuple[Tensor, ...]:
     padding, first = _padding(pad_dims, *options), samples[0]
+    shapes = [tuple(sample.shape) for sample in samples]
+    check_fixed_sizes(shapes, pad_dims, sample_name, padding)
     target = padded_sizes(padding, samples, pad_dims)
     shape = (len(samples), *first.shape[: first.dim() - pad_dims], *target)
     data = first.new_empty(shape, dtype=torch_stack.promoted_dtype(samples))

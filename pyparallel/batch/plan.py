@@ -185,12 +185,22 @@ def _padded_shape(
     name: Name,
     padding: Padding | None,
 ) -> tuple[int, ...]:
+    check_fixed_sizes(shapes, pad_dims, name, padding)
+    return tuple(map(max, zip(*shapes, strict=True)))
+
+
+def check_fixed_sizes(
+    shapes: Sequence[tuple[int, ...]],
+    pad_dims: int | None,
+    name: Name,
+    padding: Padding | None,
+) -> None:
+    """Raise ValueError if the shapes differ outside their padded dimensions."""
     num_equal = len(shapes[0]) - (pad_dims or 0)
     fixed = [(len(shape), shape[:num_equal]) for shape in shapes]
     if fixed.count(fixed[0]) != len(shapes):
         i = next(i for i, part in enumerate(fixed) if part != fixed[0])
         raise _shape_error(shapes, pad_dims, name, i, padding)
-    return tuple(map(max, zip(*shapes, strict=True)))
 
 
 def _apply_padding(

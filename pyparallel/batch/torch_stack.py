@@ -6,17 +6,16 @@ They promote dtypes, record gradients and dispatch to subclasses.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import reduce
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 
 from ..backend.plain import PLAIN, missing_bytes
-from ..core.errors import BatchTypeError, BatchValueError
+from ..core.errors import BatchTypeError, BatchValueError, with_advice
 from ..core.torch_private import is_wrapped
 from . import allocation
-from .plan import Name, StackPlan, padding_pattern, padding_value_as_float
+from .plan import Name, StackPlan, padding_pattern, padding_value_as_float, sample_name
 
 
 def pad_and_stack(
@@ -50,8 +49,9 @@ def pad_and_stack(
             if not shapes_only:
                 sample = pad(sample, pad_argument(plan, sample.shape, i), value)
         padded.append(sample)
+    dtype = promoted_dtype(samples, name)
     if shapes_only:
-        return torch.empty(plan.shape, dtype=promoted_dtype(samples), device="meta")
+        return torch.empty(plan.shape, dtype=dtype, device="meta")
     if out is None:
         out = _allocate_out(padded, plan.shape)
     if out is None:
@@ -79,6 +79,7 @@ def cat(samples: Sequence[torch.Tensor], name: Name) -> torch.Tensor:
             < each.nbytes + each.storage_offset() * itemsize
         ):
             check_sample(samples, name, i)
+    promoted_dtype(samples, name)  # raises if torch cannot promote them
     shape = (sum(sample.shape[0] for sample in samples), *samples[0].shape[1:])
     out = _allocate_out(samples, shape)
     if out is None:
@@ -200,9 +201,27 @@ def _allocate_out(
     return allocation.empty(shape, promoted_dtype(samples), samples[0].device)
 
 
-def promoted_dtype(samples: Sequence[torch.Tensor]) -> torch.dtype:
-    """Return the dtype that torch promotes the dtypes of all samples to."""
-    return reduce(torch.promote_types, (sample.dtype for sample in samples))
+def promoted_dtype(
+    samples: Sequence[torch.Tensor], name: Name = sample_name
+) -> torch.dtype:
+    """Return the dtype that torch promotes the dtypes of all samples to.
+
+    Raises:
+        TypeError: torch cannot promote them; the message names the first wrong sample.
+    """
+    result = samples[0].dtype
+    for i, sample in enumerate(samples):
+        if sample.dtype != result:
+            try:
+                result = torch.promote_types(result, sample.dtype)
+            except RuntimeError as error:
+                raise with_advice(
+                    BatchTypeError,
+                    f"{name(i)} must have a dtype that torch promotes together with "
+                    f"{result}, but has {sample.dtype}.",
+                    "Convert the samples to one dtype.",
+                ) from error
+    return result
 
 
 def _supports_out(sample: torch.Tensor) -> bool:

@@ -182,6 +182,7 @@ def test_samples_that_cannot_be_joined_are_named(
     assert isinstance(collated.value, AssertionError)
 
 
+UNSIGNED = [torch.ones(2).to(dtype) for dtype in (torch.uint16, torch.int32)]
 CALLS: list[tuple[Any, type[Exception], str]] = [
     (
         lambda: Ragged.from_tensors(torch.ones(2)),  # type: ignore[arg-type]
@@ -207,6 +208,14 @@ CALLS: list[tuple[Any, type[Exception], str]] = [
      ValueError,
      "Ragged.to_padded: padding must give shape for 1 padded dimension, but gives (4, "
      "4). Give 1 of them."),
+    (
+        lambda: Ragged.from_tensors(POINTS).to_padded(padding=32),  # type: ignore[arg-type]
+        TypeError,
+        "Ragged.to_padded: padding must be a Padding, but is 32 (int).",
+    ),
+    (lambda: Ragged.from_tensors(UNSIGNED), TypeError,
+     "samples[1] must have a dtype that torch promotes together with torch.uint16, but "
+     "has torch.int32. Convert the samples to one dtype."),
     (lambda: Ragged.from_tensors(POINTS).to_padded(0, Padding(shape=(1,))), ValueError,
      "samples[0] must be at most (1,), the shape of the padding, in the padded "
      "dimensions, but is (2,) there. Resize it before collating, or allow a larger "

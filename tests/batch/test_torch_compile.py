@@ -92,6 +92,17 @@ def test_gradients_of_complex_samples_are_those_of_eager_code() -> None:
         assert all(map(torch.equal, found, expected))
 
 
+def test_sizes_that_differ_outside_the_padding_are_named() -> None:
+    leaves = [torch.ones(2, 3, requires_grad=True), torch.ones(3, 2)]
+    pad = compiled(lambda samples: pad_stack(samples, pad_dims=1), ("eager", False))
+    with pytest.raises(RuntimeError) as caught:
+        pad(leaves)
+    assert (
+        "samples[1] must match samples[0] outside its last dimension, but has shape "
+        "(3, 2) where (2, 3) was expected."
+    ) in str(caught.value)
+
+
 @modes
 @pytest.mark.parametrize("options", IMAGE_OPTIONS, ids=str)
 def test_the_preprocessor_is_one_node(

@@ -135,6 +135,12 @@ CASES: dict[str, tuple[Any, type, type, str]] = {
         RuntimeError, ValueError,
         "batch[1] must be on cpu like batch[0], but is on meta.",
     ),
+    "dtypes without promotion": (
+        [{"x": torch.ones(2).to(t)} for t in (torch.uint16, torch.int32)],
+        RuntimeError, TypeError,
+        "batch[1]['x'] must have a dtype that torch promotes together with "
+        "torch.uint16, but has torch.int32. Convert the samples to one dtype.",
+    ),
     "nan into uint8": (padded(float("nan"), torch.uint8), RuntimeError, ValueError,
         f"batch[0] {HOLD}uint8 can hold, but has nan."),
     "300 into uint8": (padded(300, torch.uint8), RuntimeError, ValueError,
