@@ -156,12 +156,14 @@ class Walk:
             return batch_values(column, path)
         if cls in _TEXT:
             return _collate_text(column, path)
+        if cls is torch.Tensor:
+            return batch_tensors(column, path)
         if cls not in _BUILTIN and (registered := _registered_class(first)):
             check_types(column, registered, f"a {type_name(first)}", path)
             return batch_values(column, path)
         if isinstance(first, _TEXT):
             return _collate_text(column, path)
-        if cls is not dict and isinstance(first, torch.Tensor):
+        if cls is not dict and isinstance(first, torch.Tensor):  # a subclass
             return batch_tensors(column, path)
         return self._nested(column, path)
 
