@@ -22,7 +22,7 @@ from torch.utils.data import dataloader
 from ..batch import pytree
 from ..batch.container import DataContainer
 from ..batch.stack import PaddingCounter
-from ..core.errors import BatchValueError, LoaderWarning, warn_once
+from ..core.errors import LoaderWarning, warn_once
 from ..core.torch_private import (
     MP_STATUS_CHECK_INTERVAL,
     DatasetKind,
@@ -371,7 +371,7 @@ def _nbytes(batch: Any) -> int:
     """Return the bytes of all tensors in a batch."""
     try:
         return _sum_nbytes(batch, 0)
-    except BatchValueError:  # a reference cycle, which torch reports
+    except Exception:  # a reference cycle, or an object that fails to be read
         return 0
 
 

@@ -68,6 +68,7 @@ BATCHES = {
     "container": ({"a": DataContainer([torch.zeros(2), [torch.zeros(1)]])}, 12),
     "sparse": ([SPARSE, torch.zeros(1)], 104),
     "cycle": (cycle(), 0),
+    "error": ([torch.nn.UninitializedParameter()], 0),
 }
 
 
