@@ -6,8 +6,6 @@ import functools
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from torch.utils.data import get_worker_info
-
 from ._random_state import (
     SampleTask,
     raw_states,
@@ -40,14 +38,17 @@ class SampleReader:
         dataset: The user's dataset.
         seeds: Seed the random states before each sample.
         policy: Handles errors of samples. None: they are raised.
+        saves: Save the random states before each batch, for `restore`.
 
     Attributes:
         dataset: The user's dataset.
     """
 
-    def __init__(self, dataset: Any, *, seeds: bool, policy: ReadPolicy | None) -> None:
+    def __init__(
+        self, dataset: Any, *, seeds: bool, policy: ReadPolicy | None, saves: bool
+    ) -> None:
         self.dataset = dataset
-        self._seeds, self._policy = seeds, policy
+        self._seeds, self._policy, self._saves = seeds, policy, saves
         self._saved: Any = None  # the random states before a batch
 
     def __repr__(self) -> str:
@@ -65,7 +66,7 @@ class SampleReader:
     def _read(
         self, task: SampleTask, indices: Any, read_batch: Callable[[Any], Any] | None
     ) -> list[Any]:
-        if self._seeds and get_worker_info() is None:
+        if self._saves:
             self._saved = raw_states()
         read_one = functools.partial(self._read_one, task)
         if self._policy is None:

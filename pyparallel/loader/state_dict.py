@@ -202,8 +202,12 @@ def _track_dataset(iterator: Any, dataset: Any) -> Any:
     tracker: DatasetTracker | None = progress.dataset.track(dataset, progress.policy)
     read_as = dataset
     if progress.samples is not None:
+        seeds = progress.seeds_samples
         read_as = SampleReader(
-            dataset, seeds=progress.seeds_samples, policy=progress.policy
+            dataset,
+            seeds=seeds,
+            policy=progress.policy,
+            saves=seeds and not iterator._has_workers,
         )
     elif isinstance(dataset, IterableDataset) and tracker is not None:
         read_as = TrackedDataset(tracker)

@@ -113,6 +113,25 @@ def test_the_callers_random_states_are_unchanged() -> None:
     assert np.random.get_state()[1].tolist() == states[2]
 
 
+class Nested(resumed.Numbers):
+    """Whether a loader of its own leaves the random states alone."""
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        before = torch.get_rng_state()
+        inner = DataLoader(
+            resumed.Numbers(2), sample_seeds=True, generator=torch.Generator()
+        )
+        assert len(list(inner)) == 2
+        return torch.tensor(torch.equal(torch.get_rng_state(), before))
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_the_random_states_of_a_dataset_with_a_loader_are_unchanged(
+    num_workers: int,
+) -> None:
+    assert all(DataLoader(Nested(2), num_workers=num_workers))
+
+
 #: A dataset and sample_seeds by the message of their error.
 REFUSED: dict[str, tuple[Any, Any]] = {
     "DataLoader: with sample_seeds=True dataset must be map-style, so that each sample "
