@@ -235,6 +235,11 @@ def worker_report() -> bytes | None:
     return None if _tracker is None else _tracker.report()
 
 
+def _has_reports(dataset: Any) -> bool:
+    """Return True if workers report their position in a dataset."""
+    return isinstance(dataset, IterableDataset) or is_stateful(dataset)
+
+
 class DatasetStates:
     """The states of the dataset in all processes during one epoch, for the parent.
 
@@ -258,7 +263,9 @@ class DatasetStates:
         self.report: WorkerReport | None = None
         records = copy.deepcopy(state["workers"])
         self.records: dict[int, Any] = {int(k): record for k, record in records.items()}
-        self.unknown = set(self.records) if left else set()
+        # Also workers that have only read ahead.
+        is_unknown = left and _has_reports(loader.dataset)
+        self.unknown = set(range(loader.num_workers)) if is_unknown else set()
         self.turn = 0
         self._replays: dict[int, list[Any]] = {}
         self._batch_size = loader.batch_size or 1
@@ -274,7 +281,7 @@ class DatasetStates:
         """Return a tracker of the dataset, None if it has no state and is map-style."""
         if isinstance(dataset, IterDataPipe):  # uses its own protocol in workers
             return None
-        if isinstance(dataset, IterableDataset) or is_stateful(dataset):
+        if _has_reports(dataset):
             records = self.records if self._continued else {}
             if self._num_workers:
                 self._wants_states = self._context.RawValue("b", self._wants_at_start)

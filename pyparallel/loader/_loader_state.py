@@ -95,7 +95,8 @@ def state_between_epochs(
             workers = {"0": record}
     if last is not None and has_ended and last.order is not None:
         sampler = last.order.state
-    elif is_stateful(inner := unwrap_batch_sampler(loader._index_sampler)):
+    inner = unwrap_batch_sampler(loader._index_sampler)
+    if sampler is None and is_stateful(inner):  # also after an epoch without batches
         sampler = {"own": copy_state(inner), "iterator": None, "ended": False}
     return {
         "version": VERSION,

@@ -274,6 +274,13 @@ class Progress:
             order.drop_states(self.num_delivered)
         self.dataset.store_report()
 
+    def finish(self) -> None:
+        """End the epoch. Its last batches may have raised exceptions."""
+        self.finished = True
+        if self.order is not None:
+            self.num_delivered = self.order.num_yielded
+            self.order.drop_states(self.num_delivered)
+
     def state(self, loader: Any) -> dict[str, Any]:
         """Return the state from which another loader yields the next batch.
 

@@ -275,7 +275,7 @@ class StatefulIterator:
         try:
             batch = super().__next__()  # type: ignore[misc]
         except StopIteration:
-            progress.finished = True
+            progress.finish()
             raise
         except Exception as error:
             progress.failed = True

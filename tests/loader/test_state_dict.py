@@ -121,6 +121,35 @@ def test_a_failed_batch_is_repeated_until_another_is_returned(workers: int) -> N
         assert next(iter(whole)).tolist() == expected
 
 
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_failed_last_batch_is_part_of_the_epoch(workers: int) -> None:
+    loader = DataLoader(Broken(6), 3, sampler=resumed.Counting(6), num_workers=workers)
+    batches = iter(loader)
+    assert next(batches).tolist() == [1, 2, 3]
+    with pytest.raises(OSError, match="the disk"):
+        next(batches)
+    assert next(batches, "the end") == "the end"
+    later = DataLoader(resumed.Numbers(6), 3, sampler=resumed.Counting(6))
+    later.load_state_dict(loader.state_dict())
+    assert [batch.tolist() for batch in later] == [[2, 3, 4], [5, 0, 1]]
+
+
+class EmptyFirst(resumed.Counting):
+    """A stateful sampler whose first epoch is empty."""
+
+    def __iter__(self) -> Any:
+        self.epoch_seen += 1
+        return iter([self.epoch_seen] * (self.epoch_seen - 1))
+
+
+def test_a_state_after_an_epoch_without_batches() -> None:
+    loader = DataLoader(resumed.Numbers(9), sampler=EmptyFirst(9))
+    assert list(loader) == []
+    later = DataLoader(resumed.Numbers(9), sampler=EmptyFirst(9))
+    later.load_state_dict(loader.state_dict())
+    assert [batch.tolist() for batch in later] == [[2]]
+
+
 class Failing(resumed.Remembering):
     """A dataset that changes its state before it fails."""
 
@@ -307,18 +336,21 @@ def test_after_an_exception_only_a_state_knows_the_returned_samples() -> None:
         loader.state_dict()
 
 
-def test_workers_that_went_on_alone_are_waited_for() -> None:
+@pytest.mark.parametrize("delivered", [1, 2])  # worker 1 has at least read ahead
+def test_workers_that_went_on_alone_are_waited_for(delivered: int) -> None:
     case = streams(
         resumed.UnevenStateful, (9, 9), num_workers=2, persistent_workers=True
     )
     loader = case.loader()
     first = iter(loader)
-    next(first), next(first)
+    for _ in range(delivered):
+        next(first)
     second = iter(loader)
-    expected = r"persistent workers \[0, 1\] have delivered no batch since"
-    with pytest.raises(RuntimeError, match=expected):
-        loader.state_dict()
-    next(second), next(second)
+    for unknown in ("0, 1", "1"):
+        expected = rf"persistent workers \[{unknown}\] have delivered no batch since"
+        with pytest.raises(RuntimeError, match=expected):
+            loader.state_dict()
+        next(second)
     stop = Stop(0, "batch", 0, resumed.saved(loader.state_dict()))
     rest = [(0, batch.tolist()) for batch in second]
     assert continued(case, stop)[: len(rest)] == rest
