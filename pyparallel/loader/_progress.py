@@ -10,6 +10,7 @@ indices.
 from __future__ import annotations
 
 import copy
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -48,7 +49,11 @@ class Progress:
         base_seed: The base seed of the workers.
         finished: The epoch has ended.
         failed: A batch of the epoch raised an exception.
+        reader: The thread of a `PreDataLoader` that reads ahead of its loop. None after
+            the loop has received all batches.
     """
+
+    reader: threading.Thread | None = None
 
     def __init__(self, loader: Any, *, reset: bool = False) -> None:
         """Begin an epoch, or continue one if the loader has loaded a state.

@@ -9,6 +9,7 @@ values on assignment, so no code of torch is repeated here.
 from __future__ import annotations
 
 import copy
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -58,17 +59,26 @@ class StatefulLoader:
             left. After ``StopIteration``, it is the start of the next epoch.
 
         Raises:
-            RuntimeError: ``in_order=False`` with workers, or the delivered samples are
-                unknown. The message gives the reason.
+            RuntimeError: ``in_order=False`` with workers, a `PreDataLoader` reads the
+                loader ahead, or the delivered samples are unknown. The message gives
+                the reason.
             TypeError: The dataset is an ``IterDataPipe``.
         """
         self._must_be_resumable("state_dict")
+        progress = self._progress
+        reader = None if progress is None else progress.reader
+        if reader not in (None, threading.current_thread()):
+            raise RuntimeError(
+                "DataLoader.state_dict: a PreDataLoader reads this loader ahead, so "
+                "its position includes batches that the loop has not received. Use "
+                "PreDataLoader.state_dict()."
+            )
         self._states_wanted = True
         if self._loaded is not None:
             return dict(self._loaded)
-        if self._progress is None:
+        if progress is None:
             return state_between_epochs(self, None)
-        return self._progress.state(self)
+        return progress.state(self)
 
     @property
     def sample_errors(self) -> list[SampleError]:
@@ -162,6 +172,24 @@ def _check_state(loader: Any, state: Any) -> Any:
             f"Make the loader and its samplers with the same generators."
         )
     return state
+
+
+def read_ahead(source: Any) -> Callable[[], None]:
+    """Let only this thread ask the loader of an iterator for its state.
+
+    Returns:
+        A function that lets all threads ask again. Another iterator of the loader is
+        not affected.
+    """
+    progress = getattr(source, "_progress", None)
+    if not isinstance(progress, Progress):
+        return lambda: None
+    progress.reader = threading.current_thread()
+
+    def end() -> None:
+        progress.reader = None
+
+    return end
 
 
 class _TrackedSampler:

@@ -19,7 +19,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,9 +30,10 @@ from ..core.errors import BatchTypeError, LoaderWarning, type_name, warn
 from ..core.torch_private import DatasetKind
 from ..core.tracing import span
 from ..loader import worker_monitor
+from ..loader.state_dict import read_ahead
 from ..loader.stats import Meter
 from ..loader.tracebacks import has_frame, is_of_worker
-from ._to_device import DeviceStage, QueueItem, loader_state
+from ._to_device import DeviceStage, LoaderState, QueueItem, loader_state
 
 #: Seconds that `stop` waits for the thread.
 STOP_SECONDS = 1.0
@@ -73,6 +74,11 @@ class PrefetchThread:
         self.finished: bool = False  # for consumers: no more items
         self.stopping: bool = False  # for the thread: no more batches are wanted
         self.source: Any = None
+        #: The loader's state before the first batch, after `begun` is set.
+        self.start_state: LoaderState | None = None
+        self.begun: threading.Event = threading.Event()
+        #: Called after the consumer has received the whole epoch.
+        self.end_reading: Callable[[], None] = lambda: None
         self.consumer_stream: Any = options.device_stage.consumer_stream()
         self.state: thread_state.ThreadState = thread_state.capture()
         self._activity = ("starting", time.monotonic())
@@ -164,6 +170,12 @@ class PrefetchThread:
             self.finished = self.stopping = True
             self.changed.notify_all()
             raise worker_monitor.dead_worker_error(dead)
+
+    def first_state(self) -> LoaderState | None:
+        """Return the loader's state before the first batch; None if iter() failed."""
+        if os.getpid() == self.pid:
+            self.begun.wait()
+        return self.start_state
 
     # Called by the thread.
 
@@ -263,6 +275,7 @@ def _run(prefetch_thread: PrefetchThread) -> None:
             )
         finally:
             prefetch_thread.source = None
+            prefetch_thread.begun.set()
             _running.discard(prefetch_thread)
 
 
@@ -288,8 +301,11 @@ def _produce(prefetch_thread: PrefetchThread) -> None:
     made = call_loader(loader)
     source = iter(made)
     prefetch_thread.set_source(source)
+    prefetch_thread.end_reading = read_ahead(source)
     worker_monitor.take_over(source)
     worker_monitor.watch(source, lambda: prefetch_thread.stopping)
+    prefetch_thread.start_state = loader_state(loader)
+    prefetch_thread.begun.set()
     num_batches = 0
     while prefetch_thread.wait_for_room():
         prefetch_thread.set_activity("next(loader)")

@@ -87,6 +87,7 @@ class PrefetchIterator:
                     raise item.error
                 finally:
                     del item  # the error would refer to itself by its traceback
+            self._thread.end_reading()
             if (owner := self._owner()) is not None:
                 owner._on_end(item.state)
 

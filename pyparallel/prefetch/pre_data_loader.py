@@ -111,6 +111,7 @@ class PreDataLoader:
         self._live: weakref.WeakSet[PrefetchIterator] = weakref.WeakSet()
         self._current: PrefetchIterator | None = None
         self._ahead: PrefetchIterator | None = None
+        self._latest: PrefetchThread | None = None
         self._state: LoaderState | None = None
 
     def __iter__(self) -> PrefetchIterator:
@@ -128,8 +129,10 @@ class PreDataLoader:
         options = Options(
             self.loader, self._device_stage, self.queue_size, self.timeout, self._meter
         )
-        iterator = PrefetchIterator(self, PrefetchThread(options))
+        prefetch_thread = PrefetchThread(options)
+        iterator = PrefetchIterator(self, prefetch_thread)
         self._live.add(iterator)
+        self._latest = prefetch_thread
         return iterator
 
     def _on_batch(self, state: LoaderState | None) -> None:
@@ -211,13 +214,17 @@ class PreDataLoader:
 
         Batches that were fetched ahead do not count: a run that continues from this
         state gets them. Random states are those at the time when the batch was fetched.
+        Before the first batch, it is the state at the start of the latest pass.
 
         Raises:
             AttributeError: the loader has no ``state_dict``.
             Exception: the error that the loader's ``state_dict`` raised.
         """
         state_dict = self._loader_method("state_dict")
-        return state_dict() if self._state is None else self._state.get()
+        state = self._state
+        if state is None and self._latest is not None:
+            state = self._latest.first_state()
+        return state_dict() if state is None else state.get()
 
     def load_state_dict(self, state: Any) -> None:
         """End all passes and set the loader's state, where the next pass continues.

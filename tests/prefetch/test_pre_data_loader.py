@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import re
 import threading
@@ -208,7 +209,7 @@ def test_the_thread_has_the_modes_of_the_call_of_iter() -> None:
     until(lambda: not prefetch_threads())
 
 
-@pytest.mark.parametrize("num_workers, seen", [(0, 1), (2, 4), (2, 6)])
+@pytest.mark.parametrize("num_workers, seen", [(0, 0), (0, 1), (2, 0), (2, 4), (2, 6)])
 def test_our_loader_continues_with_the_batch_that_was_not_seen(
     num_workers: int, seen: int
 ) -> None:
@@ -229,6 +230,53 @@ def test_our_loader_continues_with_the_batch_that_was_not_seen(
         resumed.load_state_dict(state)
         got += firsts(resumed)
         assert [got, firsts(resumed)] == expected
+
+
+def test_a_pass_that_ended_before_its_first_batch_is_not_lost() -> None:
+    with passes(pyparallel.DataLoader(Numbers(), 2)) as pre:
+        it = iter(pre)
+        until(lambda: len(it._thread.items) == 2)
+        it.close()
+        pre.load_state_dict(pre.state_dict())
+        assert firsts(pre) == ALL
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_loader_that_is_read_ahead_refuses_its_state(num_workers: int) -> None:
+    def refuses() -> bool:
+        with pytest.raises(RuntimeError) as caught:
+            plain.state_dict()
+        return str(caught.value) == (
+            "DataLoader.state_dict: a PreDataLoader reads this loader ahead, so its "
+            "position includes batches that the loop has not received. Use "
+            "PreDataLoader.state_dict()."
+        )
+
+    def left(state: Any) -> list[int]:
+        other = pyparallel.DataLoader(Numbers(), 2, num_workers=num_workers)
+        other.load_state_dict(state)
+        return firsts(other)
+
+    plain = pyparallel.DataLoader(Numbers(), 2, num_workers=num_workers)
+    with passes(plain, queue_size=10, more_fds=20) as pre:
+        it = iter(pre)
+        next(it)
+        until(lambda: len(it._thread.items) == 6)  # with the end
+        assert refuses()
+        assert left(pre.state_dict()) == ALL[1:]
+        assert left(copy.copy(plain).state_dict()) == ALL
+        it.close()
+        assert refuses()
+        assert firsts(pre) == ALL
+        assert left(plain.state_dict()) == ALL  # the next epoch
+        next(iter(pre))
+        assert refuses()
+        direct = iter(plain)
+        next(direct)
+        assert left(plain.state_dict()) == ALL[1:]
+        del direct
+        plain.load_state_dict(pre.state_dict())
+        assert left(plain.state_dict()) == ALL[1:]
 
 
 def test_an_unavailable_state_is_an_error_of_state_dict() -> None:
