@@ -134,10 +134,19 @@ class DatasetTracker:
         if not record["ended"]:
             return self._tracked.resume(record["state"])
         with _random_state.preserve_in_parent():
-            samples = self._tracked.resume(record["state"])
-            for _ in samples:  # samples that drop_last dropped, or after the end
-                pass
+            own = record["state"]["own"] is not None
+            first = copy_state(self.dataset) if own else None
+            self._finish(record["state"])
+            if own and next(self._new_epoch(), END) is END:  # it stays at its end
+                self.dataset.load_state_dict(first)
+            elif own:
+                self._finish(record["state"])
         return self._new_epoch()
+
+    def _finish(self, state: dict[str, Any]) -> None:
+        """Read the rest of an epoch: samples that drop_last dropped, or none."""
+        for _ in self._tracked.resume(state):
+            pass
 
     def _track(self) -> StatefulIterable:
         skip_errors = None if self._policy is None else self._policy.skip_errors

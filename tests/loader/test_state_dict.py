@@ -282,6 +282,18 @@ def test_streams_of_persistent_workers(kind: type) -> None:
             check_continued(case, batches, stop)
 
 
+@pytest.mark.parametrize(
+    "options", [{}, {"num_workers": 1, "persistent_workers": True}], ids=str
+)
+def test_a_stream_that_stays_at_its_end_begins_the_next_epoch(
+    options: dict[str, Any],
+) -> None:
+    case = streams(resumed.UnevenLoaded, (7,), **options)
+    batches, stops = uninterrupted(case)
+    (stop,) = (each for each in stops if (each.epoch, each.moment) == (0, "end"))
+    check_continued(case, batches, stop)
+
+
 @pytest.mark.usefixtures("forked")
 def test_a_worker_sees_the_dataset_of_the_user() -> None:
     def see(worker: int) -> None:

@@ -173,6 +173,29 @@ class UnevenStateful(Uneven):
         self.next, self.round = state["next"], state["round"]
 
 
+class UnevenLoaded(Uneven):
+    """The same in order. Each epoch begins at the loaded state, which may be the end.
+
+    Hugging Face's IterableDataset does the same.
+    """
+
+    def __init__(self, lengths: tuple[int, ...]) -> None:
+        super().__init__(lengths)
+        self.first = self.next = 0
+
+    def __iter__(self) -> Iterator[Any]:
+        worker, length = self.share()
+        for number in range(self.first, length):
+            self.next = number + 1
+            yield torch.tensor(100 * worker + number)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"next": self.next}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.first = self.next = state["next"]
+
+
 class UnevenCursors(Uneven):
     """The same with the state in the iterators."""
 
