@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import copy
+import pickle
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from torch.utils.data import IterableDataset, get_worker_info
@@ -112,6 +113,9 @@ class SizeBatcher(IterableDataset[list[T]]):
         # The position after the last batch, None before the first and after the end.
         self._position: _Position | None = None
         self._is_loaded = False
+        # Of a stateful dataset: its first state, and the beginning of the last pass.
+        self._initial: Any = None
+        self._begin: _Begin | None = None
 
     def __iter__(self) -> Iterator[list[T]]:
         """Yield the batches of this worker, after a loaded position."""
@@ -156,12 +160,17 @@ class SizeBatcher(IterableDataset[list[T]]):
         return {
             "version": _VERSION,
             "epoch": self.epoch,
-            "position": asdict(position or _Position(source=self._source_state())),
+            # Not asdict(), which also converts the state of the dataset.
+            "position": vars(
+                copy.deepcopy(position or _Position(source=self._source_state()))
+            ),
             "arguments": dict(self._arguments),
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Let the next ``iter()`` continue after a position.
+
+        The epoch of the state is also set in the dataset, if it has ``set_epoch``.
 
         Args:
             state_dict: A return value of `state_dict`.
@@ -172,6 +181,8 @@ class SizeBatcher(IterableDataset[list[T]]):
         """
         state = check_state("SizeBatcher", state_dict, _VERSION, self._arguments)
         self.epoch = state["epoch"]
+        if set_epoch := getattr(self.dataset, "set_epoch", None):
+            set_epoch(self.epoch)
         self._position = _Position(**copy.deepcopy(state["position"]))
         self._is_loaded = True
 
@@ -199,6 +210,19 @@ class SizeBatcher(IterableDataset[list[T]]):
         part = planner.Planner(sizes, shapes, indices, **self._options)
         plan = part.plan_part(indices, 1, generator)
         return [plan.batch(step, 0) for step in range(len(plan.steps))]
+
+
+@dataclass
+class _Begin:
+    """The beginning of a pass over a stateful dataset.
+
+    Attributes:
+        source: The state of the dataset before the pass.
+        second: The pickled state after the first sample.
+    """
+
+    source: Any
+    second: bytes
 
 
 @dataclass
@@ -260,14 +284,10 @@ class _Reader:
         self._shapes: Any = None
         self._num_dims = 0
         self._target = self._options["window"] * (self._options["batch_size"] or _FULL)
-        dataset: Any = batcher.dataset
-        if position and position.source is not None:
-            dataset.load_state_dict(copy.deepcopy(position.source))
-        # iter() may change the state of the dataset, so save it first.
-        start = position or _Position(source=batcher._source_state())
+        self._ahead: list[Any] = []
+        start, self._samples = self._open(position)
         self._num_read = start.before
         self.window = _Window(replace(start, num_read=0, num_batches=0))
-        self._samples = iter(dataset)
         if start.source is None:  # read it from its start
             for number in range(start.before):
                 if next(self._samples, _END) is _END:
@@ -275,6 +295,52 @@ class _Reader:
         while self.window.start.num_read < start.num_read:
             if not self._read_into(self.window):
                 self._raise_end(start.before + start.num_read, self._num_read)
+
+    def _open(self, position: _Position | None) -> tuple[_Position, Iterator[Any]]:
+        """Return the position of the first window, and an iterator from there."""
+        batcher = self._batcher
+        dataset: Any = batcher.dataset
+        # iter() may change the state of the dataset, so save it first.
+        current = batcher._source_state()
+        if batcher._initial is None:
+            batcher._initial = current
+        start = position or _Position(source=current)
+        if current is None or start.source is None:
+            return start, iter(dataset)
+        if position:
+            self._restore(start.source)
+        samples = iter(dataset)
+        if samples is dataset and position:  # iter() rewinds it
+            self._restore(start.source)
+        elif samples is dataset:
+            start = replace(start, source=batcher._source_state())
+        first = next(samples, _END)
+        if first is _END and position and position.number == 0:
+            samples, first = self._open_next()
+        if first is _END:
+            return start, samples
+        self._ahead = [first]
+        begin = _Begin(start.source, pickle.dumps(batcher._source_state()))
+        # Until the first sample is read, the state may be of the pass before it.
+        if batcher._begin and batcher._begin.second == begin.second:
+            begin = batcher._begin
+        batcher._begin = begin
+        return replace(start, source=begin.source), samples
+
+    def _open_next(self) -> tuple[Iterator[Any], Any]:
+        """Return an iterator over the next pass, and the first sample."""
+        dataset = self._batcher.dataset
+        samples = iter(dataset)
+        if (first := next(samples, _END)) is _END:  # it stays at its end
+            self._restore(self._batcher._initial)
+            samples = iter(dataset)
+            first = next(samples, _END)
+        return samples, first
+
+    def _restore(self, source: Any) -> None:
+        """Load a copy of a state of the dataset."""
+        dataset: Any = self._batcher.dataset
+        dataset.load_state_dict(copy.deepcopy(source))
 
     def next_window(self) -> _Window:
         """Return an empty window that begins after the samples that were read."""
@@ -301,7 +367,8 @@ class _Reader:
 
     def _read_into(self, window: _Window) -> bool:
         """Add the next sample to a window. Return False at the end of the data."""
-        if (sample := next(self._samples, _END)) is _END:
+        sample = self._ahead.pop() if self._ahead else next(self._samples, _END)
+        if sample is _END:
             return False
         self._num_read += 1
         window.start.num_read += 1

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import weakref
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -66,10 +68,51 @@ class StatefulStream(Stream):
         self.position = 0
 
     def state_dict(self) -> dict[str, int]:
-        return {"position": self.position}
+        return Counter(position=self.position)
 
     def load_state_dict(self, state: dict[str, int]) -> None:
         self.position = state["position"]
+
+
+class RewindingStream(StatefulStream):
+    """The same as its own iterator, which ``iter()`` rewinds."""
+
+    def __iter__(self) -> Iterator[tuple[int, int]]:
+        self.position = 0
+        return self
+
+    def __next__(self) -> tuple[int, int]:
+        if self.position == len(self.samples):
+            raise StopIteration
+        self.position += 1
+        return self.samples[self.position - 1]
+
+
+class RestartingStream(StatefulStream):
+    """Each pass begins at the first sample, but the state stays at the last one."""
+
+    first = 0
+
+    def __iter__(self) -> Iterator[tuple[int, int]]:
+        first, self.first = self.first, 0
+        rest = self.samples[first:]
+        for self.position, sample in enumerate(rest, first + 1):
+            yield sample
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.first = self.position = state["position"]
+
+
+class LoadedStream(RestartingStream):
+    """Each pass begins at the loaded state, as of Hugging Face's IterableDataset."""
+
+    def __iter__(self) -> Iterator[tuple[int, int]]:
+        first = self.first
+        yield from super().__iter__()
+        self.first = first
+
+
+STATEFUL = [StatefulStream, RewindingStream, RestartingStream, LoadedStream]
 
 
 @given(
@@ -130,6 +173,36 @@ def test_a_batcher_continues_after_any_batch(
         assert again.state_dict() == state
         assert list(again) == expected[num_batches:] == list(batches)
         assert list(again) == list(stopped) == expected
+
+
+@pytest.mark.parametrize("source", STATEFUL)
+@pytest.mark.parametrize("num_before", [0, 7, None])
+def test_a_pass_continues_after_another(source: Any, num_before: int | None) -> None:
+    for num_batches in (1, 5, 9):
+        stopped, again = (SizeBatcher(source(101), same, 4, window=5) for _ in "12")
+        for _ in itertools.islice(stopped, num_before):  # None: to its end
+            pass
+        batches = iter(stopped)
+        for _ in range(num_batches):
+            next(batches)
+        again.load_state_dict(json.loads(json.dumps(stopped.state_dict())))
+        rest = list(batches)
+        assert list(again) == rest
+
+
+@pytest.mark.parametrize("source", STATEFUL)
+@pytest.mark.parametrize("in_loader", [False, True])
+def test_a_state_between_passes_begins_the_next_one(
+    source: Any, in_loader: bool
+) -> None:
+    def make() -> Any:
+        batcher = SizeBatcher(source(101), same, 4, window=5)
+        return DataLoader(batcher, None, collate_fn=list) if in_loader else batcher
+
+    stopped, again = make(), make()
+    expected = list(stopped)
+    again.load_state_dict(stopped.state_dict())
+    assert list(again) == expected == list(stopped)
 
 
 def test_a_stateful_dataset_continues_at_the_window() -> None:
@@ -217,6 +290,9 @@ def test_set_epoch_reaches_the_dataset_and_drops_a_position() -> None:
     batcher.set_epoch(3)
     assert batcher.dataset.epoch == 3  # type: ignore[attr-defined]
     assert sum(map(len, batcher)) == 101
+    again = SizeBatcher(Shuffled(101), same, 4)
+    again.load_state_dict(batcher.state_dict())
+    assert again.dataset.epoch == 3  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("source", [Stream, StatefulStream])
