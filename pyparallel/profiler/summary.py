@@ -96,7 +96,8 @@ class Summary:
         record: the source of the summary.
         steps: the steps after the warm-up.
         left_out: the number of warm-up steps before them.
-        interrupted: the number of skipped steps in which another loader was used.
+        interrupted: the number of skipped steps in which another loader was used. No
+            step is skipped if another loader was used in all of them.
         loader: the number of the loader of the steps; 0 if no loader was recorded.
         others: the number and the batch count of every other loader.
         lane: the lane of the loop.
@@ -294,18 +295,21 @@ def summarize(record: Record) -> Summary | None:
     # The first one, if several have the same count.
     (lane, loader), _ = max(counts.items(), key=lambda item: item[1])
     events = sorted(_lane_events(record, lane), key=lambda event: event.start)
-    steps, interrupted = [], 0
+    steps: list[Step] = []
+    mixed: list[Step] = []
     own = [e for e in events if e.loader == loader and e.kind in (WAIT, END, STOP)]
     other_starts = [e.start for e in events if e.loader not in (0, loader)]
     firsts = {e.epoch: e for e in reversed(own)}
     for mark, following in itertools.pairwise(own):
         if mark.kind != WAIT or mark.epoch != following.epoch:
             continue
-        if any(mark.start <= start < following.start for start in other_starts):
-            interrupted += 1
-            continue
         is_first = firsts[mark.epoch] is mark
-        steps.append(_step(events, mark.start, following.start, is_first))
+        step = _step(events, mark.start, following.start, is_first)
+        is_mixed = any(mark.start <= other < following.start for other in other_starts)
+        (mixed if is_mixed else steps).append(step)
+    interrupted = len(mixed)
+    if not steps:  # each step of the loop uses several loaders
+        steps, interrupted = mixed, 0
     if not steps:
         return None
     left_out = min(record.warmup, len(steps) - 1)

@@ -66,6 +66,14 @@ def test_steps_with_another_loader_in_them_are_left_out():
     assert (found.interrupted, found.loader, found.others) == (1, 1, ((2, 2),))
 
 
+def test_a_loop_over_two_loaders_has_steps():
+    marks = [(0, 1), (2, 2), (10, 1), (12, 2), (20, 1), (22, 2)]
+    events = [Event("loop", "wait", at, at + 1, n, n) for at, n in marks]
+    found = summary(Record("x.py", tuple(events)))
+    assert [(s.start, s.end) for s in found.steps] == [(0, 10), (10, 20)]
+    assert (found.interrupted, found.loader, found.others) == (0, 1, ((2, 3),))
+
+
 def test_a_prefetcher_that_waits_is_not_the_loop():
     ahead = [Event("prefetch", "wait", 10 * i, 10 * i + 1) for i in range(9)]
     mine = [Event("loop", "wait", 20 * i, 20 * i + 1, 1, 1) for i in range(3)]
