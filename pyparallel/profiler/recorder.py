@@ -78,7 +78,8 @@ class Recorder:
         self._pid = 0
         self._file = -1
         self._counts: dict[int | str, int] = {}
-        self._loaders: dict[int, int] = {}
+        # Each number with the object of its key: a freed object's id is used again.
+        self._loaders: dict[int, tuple[int, Any]] = {}
         self._epochs = 0
         self._local = threading.local()
 
@@ -170,6 +171,7 @@ class Recorder:
     def stop(self) -> None:
         """End the recording, in this process and in its workers."""
         self.is_recording = False
+        self._loaders = {}
         try:
             self._stop_file(os.getpid()).touch()
         except OSError:
@@ -228,13 +230,14 @@ class Recorder:
         options = getattr(getattr(iterator, "_thread", None), "options", None)
         loader = iterator if options is None else options.loader
         # torch's iterators have no reference to their loader, only to its dataset.
-        key = id(getattr(loader, "_dataset", loader))
-        if key not in self._loaders:
-            self._loaders[key] = len(self._loaders) + 1
+        owner = getattr(loader, "_dataset", loader)
+        loaders = self._loaders  # another thread may stop
+        if id(owner) not in loaders:
+            loaders[id(owner)] = len(loaders) + 1, owner
             name = "DataLoader" if options is None else "PreDataLoader"
             row = {"kind": "loader", "name": name, **_loader_sizes(loader)}
             self._write_line(row)
-        return self._loaders[key]
+        return loaders[id(owner)][0]
 
     def _epoch_number(self, iterator: Any, is_over: bool) -> int:
         """Return the number of the current epoch of an iterator."""
