@@ -47,6 +47,13 @@ def main(argv: list[str]) -> int:
     options, command = _parse(argv)
     if options.record is not None:
         return _report(options.record, options.out)
+    try:  # before the script, whose steps would be lost
+        options.out.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=options.out):
+            pass
+    except OSError as error:
+        print(f"pyparallel profile: {error}", file=sys.stderr)
+        return 2
     with tempfile.TemporaryDirectory(prefix="pyparallel-profile-") as folder:
         settings = Settings(
             folder,
@@ -230,7 +237,7 @@ def _report(path: Path, out: Path) -> int:
     """Report an existing record."""
     try:
         record = Record.from_json(path.read_text(encoding="utf-8"), path.name)
-        written = report.write([record], out)
+        written = report.write([record], out, path.stem)
     except (OSError, BatchValueError) as error:
         print(f"pyparallel profile: {error}", file=sys.stderr)
         return 2

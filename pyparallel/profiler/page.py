@@ -44,7 +44,7 @@ def page(summary: Summary, charts: str | None, record: str = "profile.json") -> 
     Args:
         summary: the figures.
         charts: an SVG element; None if matplotlib is not installed.
-        record: the name of the record file, for the hint without matplotlib.
+        record: the path of the record file, for the hint without matplotlib.
     """
     if charts is None:
         shown = _fill(_NO_CHARTS, install=INSTALL_MATPLOTLIB, record=record)

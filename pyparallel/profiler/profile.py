@@ -74,7 +74,8 @@ def profile(
             "profile: profiles of a process must not overlap, but one is active: an "
             "outer block, or the command pyparallel profile. Remove one of them."
         )
-    found = Profile()
+    found, path = Profile(), Path(out)
+    absolute = path.absolute()
     with tempfile.TemporaryDirectory(prefix="pyparallel-profile-") as folder:
         settings = Settings(folder, steps, warmup, synchronize)
         failed = True
@@ -83,7 +84,9 @@ def profile(
                 yield found
             failed = False
         finally:
-            has_steps = _finish(found, Path(folder), Path(out))
+            if path.absolute() != absolute:  # the block has called os.chdir()
+                path = absolute
+            has_steps = _finish(found, Path(folder), path)
     if not has_steps and not failed:
         raise RuntimeError(
             "profile: the block must contain at least two steps, but none was "

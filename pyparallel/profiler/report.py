@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -34,7 +35,9 @@ def gather(folder: Path, exit_code: int | None) -> list[Record]:
     return [record for record in records if record.events]
 
 
-def write(records: Sequence[Record], out: Path) -> list[Written]:
+def write(
+    records: Sequence[Record], out: Path, name: str | None = None
+) -> list[Written]:
     """Write the report of every record that contains a step.
 
     A report consists of a page, the record and a trace; with matplotlib also of an SVG
@@ -43,6 +46,7 @@ def write(records: Sequence[Record], out: Path) -> list[Written]:
     Args:
         records: the records of the processes of one script.
         out: the folder. It is created; files of an earlier profile are replaced.
+        name: the name of the files of a single record, without a suffix.
 
     Returns:
         One value for each report, in the order of the records.
@@ -53,19 +57,28 @@ def write(records: Sequence[Record], out: Path) -> list[Written]:
     summaries = [summary for each in records if (summary := summarize(each))]
     if summaries:
         out.mkdir(parents=True, exist_ok=True)
-    return [
-        _write(summary, out, _name(i, summary.record, len(summaries)))
-        for i, summary in enumerate(summaries)
-    ]
+    ranks = [summary.record.rank for summary in summaries]
+    paths = [out / (name or _name(i, ranks)) for i in range(len(ranks))]
+    # Before all charts, whose errors would lose the records.
+    for summary, path in zip(summaries, paths, strict=True):
+        _path(path, "json").write_text(summary.record.to_json(), encoding="utf-8")
+    return [_write(*each) for each in zip(summaries, paths, strict=True)]
 
 
-def _name(i: int, record: Record, count: int) -> str:
-    if count == 1:
+def _name(i: int, ranks: list[int | None]) -> str:
+    if len(ranks) == 1:
         return "profile"
-    return f"profile-{i}" if record.rank is None else f"profile-rank{record.rank}"
+    # Several programs may have one rank.
+    is_unique = ranks[i] is not None and ranks.count(ranks[i]) == 1
+    return f"profile-rank{ranks[i]}" if is_unique else f"profile-{i}"
 
 
-def _write(summary: Summary, out: Path, name: str) -> Written:
+def _path(base: Path, suffix: str) -> Path:
+    return base.with_name(f"{base.name}.{suffix}")
+
+
+def _write(summary: Summary, base: Path) -> Written:
+    record = _path(base, "json")
     contents: dict[str, str | bytes | None] = {"svg": None, "png": None}
     charts = None
     try:
@@ -75,14 +88,14 @@ def _write(summary: Summary, out: Path, name: str) -> Written:
     else:
         charts, contents["svg"], contents["png"] = draw(summary)
     contents = {
-        "html": page(summary, charts, f"{name}.json"),
-        "json": summary.record.to_json(),
+        "html": page(summary, charts, shlex.quote(str(record))),
+        "json": record.read_bytes(),
         "trace.json": summary.record.to_trace(),
         **contents,
     }
     files = []
     for suffix, content in contents.items():
-        path = out / f"{name}.{suffix}"
+        path = _path(base, suffix)
         if content is None:
             path.unlink(missing_ok=True)  # of an earlier profile
             continue

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import multiprocessing
 import os
@@ -10,6 +11,7 @@ import runpy
 import signal
 import subprocess
 import sys
+import types
 from pathlib import Path
 
 import forkserver
@@ -17,6 +19,7 @@ import profile_script
 import pytest
 import torch
 from process_resources import SERVER
+from profile_records import steady
 from profile_records import summary as summary_of
 from repository import ROOT
 from torch.utils.data import DataLoader as TorchLoader
@@ -168,6 +171,45 @@ def test_a_validation_between_epochs_is_another_loader(tmp_path):
     assert (summary.loader, summary.others) == (1, ((2, 4),))
     assert len(summary.steps) == 12 and not summary.interrupted
     assert [step.is_first for step in summary.steps].count(True) == 2
+
+
+def test_a_block_may_change_the_folder(tmp_path, monkeypatch):
+    (tmp_path / "other").mkdir()
+    monkeypatch.chdir(tmp_path)
+    with pyparallel.profile("report", steps=2, warmup=0) as found:
+        os.chdir("other")
+        sum(1 for _ in TorchLoader(range(4)))
+    assert found.files[0] == tmp_path / "report" / "profile.html"
+    assert found.files[0].exists()
+
+
+def test_reports_of_one_rank_have_different_names(tmp_path):
+    records = [dataclasses.replace(steady(), rank=rank) for rank in (0, 0, 1, None)]
+    pages = [each.files[0].name for each in report.write(records, tmp_path)]
+    names = ["profile-0", "profile-1", "profile-rank1", "profile-3"]
+    assert pages == [f"{name}.html" for name in names]
+    text = (tmp_path / "profile-rank1.html").read_text()
+    assert f"pyparallel profile --from {tmp_path}/profile-rank1.json</code>" in text
+
+
+def test_an_error_of_the_charts_keeps_all_records(tmp_path, monkeypatch):
+    def draw(_):
+        raise RuntimeError("no font")
+
+    monkeypatch.setitem(sys.modules, CHARTS, types.SimpleNamespace(draw=draw))
+    records = [dataclasses.replace(steady(), rank=rank) for rank in (0, 1)]
+    with pytest.raises(RuntimeError, match=r"^no font$"):
+        report.write(records, tmp_path)
+    for record in records:
+        text = (tmp_path / f"profile-rank{record.rank}.json").read_text()
+        assert Record.from_json(text) == record
+
+
+def test_a_freed_dataset_is_not_the_next_one(tmp_path):
+    with pyparallel.profile(tmp_path, steps=8, warmup=0):
+        for number in range(2, 6):  # CPython reuses the id of the freed list
+            sum(1 for _ in TorchLoader([0] * number))
+    assert len(seen(tmp_path).record.loaders) == 4
 
 
 def test_a_block_that_fails_has_its_report(tmp_path):
@@ -472,6 +514,13 @@ def test_an_invalid_program_is_an_error(tmp_path, capfd):
     )
 
 
+def test_an_impossible_folder_is_an_error_before_the_script(tmp_path, capfd):
+    (tmp_path / "out").touch()
+    assert profiled(tmp_path, script=(sys.executable, "-c", "print('ran')")) == 2
+    message = f"pyparallel profile: [Errno 17] File exists: '{tmp_path}/out'\n"
+    assert capfd.readouterr() == ("", message)
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -500,6 +549,10 @@ def test_a_record_is_drawn_once_more(tmp_path, capsys, monkeypatch):
     assert capsys.readouterr().out == found.text.replace(str(first), str(again)) + "\n"
     for name in ("profile.html", "profile.json", "profile.trace.json"):
         assert (again / name).read_bytes() == (first / name).read_bytes()
+    renamed = (first / "profile.json").rename(first / "before.json")
+    assert command.main(["--from", str(renamed), "--out", str(again)]) == 0
+    assert (again / "before.html").exists()
+    capsys.readouterr()
     assert command.main(["--from", str(tmp_path / "none.json")]) == 2
     assert "No such file" in capsys.readouterr().err
 
