@@ -23,7 +23,9 @@ ANSWER_SECONDS = 3.0
 _SETTINGS = (
     *("CUDA_HOME", "CUDA_PATH", "TORCH_CUDA_ARCH_LIST", "MAX_JOBS", "CXX"),
     *("CUDA_VISIBLE_DEVICES", "PYPARALLEL_BACKEND", "PYPARALLEL_MMENGINE"),
-    *("PYPARALLEL_DEBUG", "PYPARALLEL_NVTX"),
+    *("PYPARALLEL_DEBUG", "PYPARALLEL_NVTX", "PYPARALLEL_BUILD"),
+    *("PYPARALLEL_SANITIZE", "FORCE_CUDA", "FORCE_ONLY_CPU", "NVCC_FLAGS", "DEBUG"),
+    "WERROR",
 )
 
 
@@ -64,11 +66,17 @@ def backend(problems: list[Problem]) -> dict[str, Any]:
 
 
 def newer_source(module: Path | None, root: Path) -> str | None:
-    """Return the newest file of ``root/csrc`` if it is newer than the module."""
+    """Return the newest file of ``root/csrc`` if it is newer than the module.
+
+    Elsewhere than in a source folder, csrc may belong to another package.
+    """
+    suffixes = (".h", ".cuh", ".cpp", ".cu")
     files = [
-        p for p in (root / "csrc").rglob("*") if p.suffix[1:] in ("h", "cpp", "cu")
+        path
+        for path in (root / "csrc").rglob("*")
+        if path.suffix in suffixes and path.exists()  # False for a dangling link
     ]
-    if module is None or not files:
+    if module is None or not files or not (root / "setup.py").exists():
         return None
     newest = max(files, key=lambda path: path.stat().st_mtime)
     if newest.stat().st_mtime <= module.stat().st_mtime:
@@ -117,31 +125,36 @@ def gpus(problems: list[Problem]) -> list[dict[str, Any]]:
     return found
 
 
-def covered(archs: str, capability: tuple[int, int]) -> bool:
+def covered(archs: str, capability: tuple[int, int]) -> bool | None:
     """Return True if kernels built for ``archs`` run on a GPU of ``capability``.
+
+    None: a name such as Hopper does not tell.
 
     Machine code runs on its own minor version and on later ones of the same major
     version. PTX runs on all later versions.
     """
+    is_known = True
     for arch in re.split(r"[; ]+", archs):
         found = re.match(r"(\d+)\.(\d+)([a-z]?)(\+PTX)?$", arch)
         if not found:
+            is_known = is_known and not arch
             continue
         built = (int(found[1]), int(found[2]))
         if built == capability or (found[4] and built <= capability):
             return True
         if built[0] == capability[0] and built <= capability and not found[3]:
             return True
-    return False
+    return False if is_known else None
 
 
 def toolchain(problems: list[Problem]) -> dict[str, Any]:
     """Return the paths and the versions of the programs of a build."""
-    compiler = _program((os.environ.get("CXX") or "c++").split()[0], r"(.+)")
+    compiler = _program((os.environ.get("CXX") or "c++").split(), r"(.+)")
     homes = [os.environ.get(name) for name in ("CUDA_HOME", "CUDA_PATH")]
     paths = [*(f"{home}/bin/nvcc" for home in homes if home), "nvcc"]
-    release = r"release (\d+\.\d+)"
-    tries = (_program(p, release) for p in (*paths, "/usr/local/cuda/bin/nvcc"))
+    wheels = sorted(Path(torch.__file__).parents[1].glob("nvidia/*/bin/nvcc"))
+    paths += ["/usr/local/cuda/bin/nvcc", *map(str, wheels)]
+    tries = (_program([path], r"release (\d+\.\d+)") for path in paths)
     nvcc = next(filter(None, tries), None)
     if (
         compiler is None
@@ -166,19 +179,24 @@ def toolchain(problems: list[Problem]) -> dict[str, Any]:
     return {
         "cxx": compiler,
         "nvcc": nvcc,
-        "ninja": _program("ninja", r"(.+)"),
+        "ninja": _program(["ninja"], r"(.+)"),
         "environment": {k: os.environ[k] for k in _SETTINGS if k in os.environ},
     }
 
 
-def _program(name: str, version: str) -> dict[str, str] | None:
-    """Return the path of a program, and the version that it prints; None without it."""
-    path = shutil.which(name)
+def _program(command: list[str], version: str) -> dict[str, str] | None:
+    """Return the path of a program, and the version that it prints; None without it.
+
+    Args:
+        command: the program and its arguments, such as ``["ccache", "g++"]``.
+        version: the pattern of the version.
+    """
+    path = shutil.which(command[0]) if command else None
     if path is None:
         return None
     try:
         done = subprocess.run(
-            [path, "--version"],
+            [path, *command[1:], "--version"],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

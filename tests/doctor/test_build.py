@@ -22,6 +22,7 @@ pytestmark = pytest.mark.one_backend
 def test_a_module_older_than_a_source_is_named(tmp_path):
     source, module = tmp_path / "csrc" / "ops" / "pack.cpp", tmp_path / "_C.so"
     source.parent.mkdir(parents=True)
+    (tmp_path / "setup.py").touch()
     module.touch()
     assert build.newer_source(module, tmp_path) is None
     source.touch()
@@ -29,6 +30,11 @@ def test_a_module_older_than_a_source_is_named(tmp_path):
     assert build.newer_source(None, tmp_path) is None
     assert build.newer_source(module, tmp_path) == "csrc/ops/pack.cpp"
     os.utime(source, (0, 0))
+    (source.parent / ".#pack.cpp").symlink_to("user@host.123")  # a lock of Emacs
+    assert build.newer_source(module, tmp_path) is None
+    (tmp_path / "csrc" / "launch.cuh").touch()
+    assert build.newer_source(module, tmp_path) == "csrc/launch.cuh"
+    (tmp_path / "setup.py").unlink()  # csrc is of another package
     assert build.newer_source(module, tmp_path) is None
 
 
@@ -105,7 +111,8 @@ def test_the_import_error_of_a_required_extension_has_the_reason(tmp_path):
         ("9.0a", (9, 0), True),
         ("10.0a", (10, 3), False),
         ("", (9, 0), False),
-        ("Hopper", (9, 0), False),
+        ("Hopper", (9, 0), None),
+        ("Hopper;8.0", (8, 6), True),
     ],
 )
 def test_architectures_cover_gpus_as_cuda_defines_it(archs, capability, runs):
@@ -190,6 +197,28 @@ def test_programs_are_found_where_a_build_finds_them(tmp_path, monkeypatch):
             False,
         )
     ]
+
+
+def test_the_compiler_of_a_launcher_and_the_nvcc_of_wheels_are_found(
+    tmp_path, monkeypatch
+):
+    ccache = program(tmp_path / "bin" / "ccache", "")
+    Path(ccache).write_text('#!/bin/sh\necho "version of $1"\n')
+    nvcc = program(tmp_path / "nvidia" / "cu13" / "bin" / "nvcc", "release 13.0")
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    monkeypatch.setenv("CXX", "ccache g++")
+    monkeypatch.setenv("FORCE_CUDA", "1")
+    for name in ("CUDA_HOME", "CUDA_PATH"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(torch, "__file__", str(tmp_path / "torch" / "__init__.py"))
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    facts = build.toolchain([])
+    assert facts["cxx"] == {"version": "version of g++", "path": ccache}
+    if not Path("/usr/local/cuda/bin/nvcc").exists():
+        assert facts["nvcc"] == {"version": "13.0", "path": nvcc}
+    assert facts["environment"]["FORCE_CUDA"] == "1"
+    monkeypatch.setenv("CXX", " ")
+    assert build.toolchain([])["cxx"] is None
 
 
 def test_a_program_that_answers_late_is_there(tmp_path, monkeypatch):

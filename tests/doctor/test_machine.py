@@ -137,7 +137,15 @@ def test_bandwidth_is_measured_on_memory_of_a_bounded_size(monkeypatch):
     monkeypatch.setattr(
         preflight.Machine, "memory_left", lambda _: (left[0], "a limit")
     )
+    measure, sources = machine_module._gb_per_s, []
+
+    def measured(code, nbytes, **variables):
+        sources.append(variables["source"])
+        return measure(code, nbytes, **variables)
+
+    monkeypatch.setattr(machine_module, "_gb_per_s", measured)
     facts = machine_module.bandwidth()
+    assert all(sources[0]), "zeros of bytes(n) share one page"
     assert facts["copied_nbytes"] == 1 << 20
     assert facts["memcpy_gb_per_s"] > 0.01 and facts["to_devices"] == []
     left[0] = 0
