@@ -44,7 +44,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     module = importlib.import_module(f"pyparallel.{COMMANDS[command].module}")
     try:
         code = int(module.main(arguments[1:]))
-        sys.stdout.flush()
+        if sys.stdout:  # None: closed before the start
+            sys.stdout.flush()
         return code
     except BrokenPipeError:  # as in `pyparallel doctor | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

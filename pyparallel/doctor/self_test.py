@@ -194,9 +194,13 @@ def run_rank(rank: int, folder: str, seconds: float) -> None:
     # torch sends SIGINT when the parent dies, and Python handles it after collectives.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     output = os.open(Path(folder, f"output-{rank}"), os.O_WRONLY | os.O_CREAT, 0o600)
-    for stream in (sys.stdout, sys.stderr):
-        stream.flush()
-        os.dup2(output, stream.fileno())
+    for number, name in ((1, "stdout"), (2, "stderr")):
+        if stream := getattr(sys, name):
+            stream.flush()
+            os.dup2(output, stream.fileno())
+        else:  # closed before the start
+            os.dup2(output, number)
+            setattr(sys, name, open(number, "w", encoding="utf-8"))
     os.environ |= _environment(rank, folder)
     tempfile.tempdir = folder  # torch creates folders there for its compiler
     code = 1

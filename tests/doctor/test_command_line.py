@@ -91,6 +91,18 @@ def test_the_script_that_is_installed_is_the_same_command_line():
 
 
 @pytest.mark.slow
+def test_a_closed_stdout_is_no_traceback() -> None:
+    shell = ("sh", "-c", 'exec "$0" "$@" >&-', sys.executable)
+    done = subprocess.run(
+        [*shell, "-m", "pyparallel", "--quick"],
+        stderr=subprocess.PIPE,
+        text=True,
+        timeout=120,
+    )
+    assert done.stderr == ""
+
+
+@pytest.mark.slow
 def test_a_reader_that_has_seen_enough_is_no_traceback() -> None:
     reader, writer = os.pipe()
     os.close(reader)  # as `head` does

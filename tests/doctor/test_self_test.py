@@ -106,6 +106,18 @@ print(json.dumps([failure.text, failure.output]))
 """
 
 
+def test_a_rank_has_its_output_without_a_stderr(tmp_path):
+    code = (
+        "import sys; from pyparallel.doctor import self_test\n"
+        "self_test._train = lambda *_: print('trained', file=sys.stderr)\n"
+        "self_test.run_rank(0, sys.argv[1], 1.0)"
+    )
+    shell = ("sh", "-c", 'exec "$0" "$@" 2>&-', sys.executable, "-c", code)
+    env = os.environ | {"PYTHONPATH": PACKAGE}
+    subprocess.run([*shell, str(tmp_path)], env=env, check=True, timeout=120)
+    assert (tmp_path / "output-0").read_text() == "trained\n"
+
+
 def test_a_wrong_gradient_is_a_failure_of_the_rank_that_found_it(folder):
     code, printed = forkserver.run(WRONG_GRADIENT, [PACKAGE], 220)
     assert code == 0, printed
