@@ -238,7 +238,7 @@ def _report(path: Path, out: Path) -> int:
     try:
         record = Record.from_json(path.read_text(encoding="utf-8"), path.name)
         written = report.write([record], out, path.stem)
-    except (OSError, BatchValueError) as error:
+    except (OSError, UnicodeDecodeError, BatchValueError) as error:
         print(f"pyparallel profile: {error}", file=sys.stderr)
         return 2
     for each in written:

@@ -24,6 +24,12 @@ VERSION = 1
 #: Markers of the loop: a ``wait`` returned a batch, an ``end`` did not, and ``stop``
 #: ends the recording. Other kinds are the names of ranges of `pyparallel.core.tracing`.
 WAIT, END, STOP = "wait", "end", "stop"
+#: The types of the fields of a `Record`, except for those of lists.
+_TYPES = {
+    **dict.fromkeys(("exit_code", "rank", "world_size"), int | None),
+    **dict.fromkeys(("steps", "warmup"), int),
+    **{"script": str, "synchronized": bool, "environment": dict},
+}
 
 
 class Event(NamedTuple):
@@ -156,7 +162,14 @@ class Record:
             rows = [dict(zip(columns, row, strict=True)) for row in data.pop("events")]
             events = tuple(_checked(Event(**row)) for row in rows)
             loaders = tuple(map(_loader, data.pop("loaders")))
-            return cls(events=events, loaders=loaders, **data)
+            record = cls(events=events, loaders=loaders, **data)
+            for name, kind in _TYPES.items():
+                if not isinstance(value := getattr(record, name), kind):
+                    raise TypeError(f"{name} is {value!r}")
+            for name, value in record.environment.items():
+                if not isinstance(value, str):
+                    raise TypeError(f"{name} of environment is {value!r}")
+            return record
         except (KeyError, TypeError, ValueError) as error:
             raise BatchValueError(
                 f"{where} must have the fields of a profile, but does not: {error}."

@@ -122,7 +122,7 @@ class Recorder:
             **asdict(settings),
             "pid": pid,
             "parent": None if parent is None else parent.pid,
-            "script": Path(sys.argv[0]).name or "python",
+            "script": Path(*sys.argv[:1]).name or "python",
             **(rank_info() if parent is None else {}),
             "environment": environment_info() if parent is None else {},
         }

@@ -174,6 +174,7 @@ def test_a_validation_between_epochs_is_another_loader(tmp_path):
 
 
 def test_a_block_may_change_the_folder(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "argv", [])  # as in an embedded Python
     (tmp_path / "other").mkdir()
     monkeypatch.chdir(tmp_path)
     with pyparallel.profile("report", steps=2, warmup=0) as found:
@@ -512,6 +513,13 @@ def test_an_invalid_program_is_an_error(tmp_path, capfd):
         f"'{tmp_path}/train.py' cannot be started: No such file or directory. Begin it "
         "with python or torchrun.\n"
     )
+
+
+def test_a_record_that_is_no_text_is_an_error(tmp_path, capsys):
+    (tmp_path / "profile.png").write_bytes(b"\x89PNG")
+    assert command.main(["--from", str(tmp_path / "profile.png")]) == 2
+    message = "pyparallel profile: 'utf-8' codec can't decode byte 0x89 in position 0"
+    assert capsys.readouterr().err.startswith(message)
 
 
 def test_an_impossible_folder_is_an_error_before_the_script(tmp_path, capfd):

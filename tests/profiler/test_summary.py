@@ -331,6 +331,15 @@ def changed(**fields: object) -> str:
         ),
         (changed(events=[[1]]), "x.json must have the fields of a profile, but does"),
         (changed(loaders=[{}]), "x.json must have the fields of a profile, but does "),
+        (
+            changed(rank="x"),
+            "x.json must have the fields of a profile, but does not: rank is 'x'.",
+        ),
+        (
+            changed(environment={"cores": 4}),
+            "x.json must have the fields of a profile, but does not: cores of "
+            "environment is 4.",
+        ),
         (changed(more=1), "x.json must have the fields of a profile, but does not: "),
     ],
 )
