@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 
 import forkserver
@@ -31,6 +32,11 @@ def two_spans():
 
 def names(events) -> list[str]:
     return sorted(event.name for event in events if event.name.startswith("pyparallel"))
+
+
+def test_the_documentation_lists_all_ranges():
+    text = (ROOT / "docs" / "profiling.md").read_text(encoding="utf-8")
+    assert {*re.findall(r"^\| `(pyparallel\.\w+)`", text, re.M)} == {*SPANS}
 
 
 CPU = [ProfilerActivity.CPU]
