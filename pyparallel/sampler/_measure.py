@@ -39,9 +39,8 @@ def measure_sizes(
     """
     if cache is None:
         return _evaluate(size_of, num_samples, progress)
-    if cache.exists():
+    if _exists(cache):
         return _read(cache, size_of, num_samples)
-    _check_folder(cache)
     sizes = _evaluate(size_of, num_samples, progress)
     if not cache.exists():  # another process may have been faster
         _write(cache, sizes)
@@ -72,16 +71,18 @@ def _evaluate_one(size_of: SizeOf, index: int) -> Any:
     return found.tolist()
 
 
-def _check_folder(cache: Path) -> None:
-    """Check that a file can be created in the folder of ``cache``.
+def _exists(cache: Path) -> bool:
+    """Return True if the file exists. Otherwise check that its folder is writable.
 
     Raises:
-        ValueError: It cannot.
+        ValueError: It is not.
     """
     try:
+        if cache.exists():
+            return True
         # Permissions alone do not show that a file system is read-only.
         with tempfile.TemporaryFile(dir=cache.parent):
-            pass
+            return False
     except OSError as error:
         raise BatchValueError(
             f"{_WHERE} cache={str(cache)!r} must be in a writable folder, but creating "
@@ -92,7 +93,7 @@ def _check_folder(cache: Path) -> None:
 def _write(cache: Path, sizes: Sizes) -> None:
     """Write a file atomically: at any moment it is complete or does not exist."""
     # Each writer has a file of its own, also on a file system that hosts share.
-    unfinished = cache.with_name(f".{cache.name}.{secrets.token_hex(8)}")
+    unfinished = cache.with_name(f".{secrets.token_hex(16)}")
     try:
         with unfinished.open("xb") as file:
             np.savez(file, version=_VERSION, sizes=sizes)
