@@ -207,10 +207,10 @@ def sources(cuda: bool, folder: Path) -> list[str]:
     """
     folder.mkdir(parents=True, exist_ok=True)
     # The kernels come first, because they take longest.
-    kernels = sorted((ROOT / "csrc" / "cuda").glob("*.cu")) if cuda else []
+    kernels = sorted((ROOT / "csrc" / "cuda").glob("[!.]*.cu")) if cuda else []
     listed = [str(path.relative_to(ROOT)) for path in kernels]
     for name in (*FOLDERS, *(["cuda"] if cuda else [])):
-        files = sorted((ROOT / "csrc" / name).glob("*.cpp"))
+        files = sorted((ROOT / "csrc" / name).glob("[!.]*.cpp"))
         text = "".join(f'#include "{name}/{file.name}"\n' for file in files)
         path = folder / f"{name}.cpp"
         # An unchanged file is not compiled again.
@@ -326,7 +326,7 @@ def arguments(record: dict[str, Any], nvcc: Nvcc | None, site: Path) -> dict[str
 
 def main() -> None:
     """Build the package; commands that only read metadata do not need torch."""
-    wanted = os.environ.get("PYPARALLEL_BUILD", "native")
+    wanted = os.environ.get("PYPARALLEL_BUILD") or "native"
     if wanted not in ("native", "python"):
         found = repr(wanted)
         raise SystemExit(f"PYPARALLEL_BUILD must be native or python, but is {found}.")

@@ -150,6 +150,17 @@ def test_the_environment_decides_first_where_nvcc_is_looked_for(setup_py, tmp_pa
     ]
 
 
+def test_files_of_editors_are_no_sources(setup_py, tmp_path, monkeypatch):
+    monkeypatch.setattr(setup_py, "ROOT", tmp_path)
+    for name in ("ops/pack.cpp", "ops/.#pack.cpp", "cuda/.#pack.cu"):
+        path = tmp_path / "csrc" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+    listed = setup_py.sources(True, tmp_path)
+    assert not [path for path in listed if path.endswith(".cu")]
+    assert (tmp_path / "ops.cpp").read_text() == '#include "ops/pack.cpp"\n'
+
+
 def test_every_source_of_the_tree_is_compiled(setup_py, tmp_path):
     def compiled(cuda: bool) -> set[str]:
         listed = [ROOT / path for path in setup_py.sources(cuda, tmp_path)]
@@ -185,6 +196,7 @@ WITHOUT_TORCH = (
     ("torch_py", "form", "end"),
     [
         ("raise ImportError('hidden by a test')", "native", WITHOUT_TORCH),
+        ("raise ImportError('hidden by a test')", "", WITHOUT_TORCH),
         (
             "__version__ = '2.7.1+cpu'",
             "native",
