@@ -73,7 +73,9 @@ CELLS = (
 def interpreter(version: str, pyenv: Path) -> str | None:
     """Return an interpreter of this version."""
     named = os.environ.get(f"PYTHON_{version.replace('.', '_').upper()}")
-    kept = sorted(pyenv.glob(f"versions/{version}.*/bin/python"))
+    number = version.removesuffix("t")  # pyenv has 3.13.1t of 3.13t
+    pattern = f"versions/{number}.*[0-9]{version[len(number) :]}/bin/python"
+    kept = sorted(pyenv.glob(pattern))
     own = sys.executable if version == OWN else None
     # pyenv also puts shims of disabled versions on PATH: they do not run.
     for path in (named, shutil.which(f"python{version}"), *map(str, kept), own):
