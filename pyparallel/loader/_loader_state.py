@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from typing import Any
 
@@ -58,7 +59,8 @@ def set_epochs(parts: dict[str, Any], numbers: dict[str, int]) -> None:
         if hasattr(part, "set_epoch"):
             part.set_epoch(number)
         elif part is not None:
-            part.epoch = number
+            with contextlib.suppress(AttributeError):  # a read-only property
+                part.epoch = number
 
 
 def saved_arguments(loader: Any) -> dict[str, Any]:

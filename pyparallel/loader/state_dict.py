@@ -305,9 +305,10 @@ class StatefulIterator:
         except StopIteration:
             progress.finish()
             raise
-        except Exception as error:
+        except BaseException as error:
             progress.failed = True
-            hide_frames(error)
+            if isinstance(error, Exception):
+                hide_frames(error)
             raise
         finally:
             if progress.samples is not None:

@@ -221,6 +221,24 @@ def test_the_epoch_of_a_sampler_is_set_in_time() -> None:
     assert [(0, b.tolist()) for b in loader] == batches[:3]
 
 
+class FixedEpoch(resumed.Eager):
+    """A sampler whose epoch cannot be set."""
+
+    @property
+    def epoch(self) -> int:
+        return 3
+
+
+def test_an_epoch_that_cannot_be_set_is_left_alone() -> None:
+    loader, later = (
+        DataLoader(resumed.Numbers(6), 3, sampler=FixedEpoch(6)) for _ in range(2)
+    )
+    batches = iter(loader)
+    next(batches)
+    later.load_state_dict(loader.state_dict())
+    assert [batch.tolist() for batch in later] == [batch.tolist() for batch in batches]
+
+
 # -------------------------------------------------------------- iterable datasets
 STREAMS = [
     *(resumed.Uneven, resumed.UnevenStateful, resumed.UnevenCursors),
@@ -328,6 +346,32 @@ class FailingStream(IterableDataset[Any]):
             if number == 2 and info.id == 0:
                 raise OSError("the line")
             yield torch.tensor(10 * info.id + number)
+
+
+class Interrupted(IterableDataset[Any]):
+    """An iterator that is interrupted at its third sample, and goes on."""
+
+    def __iter__(self) -> Any:
+        self.numbers = iter(torch.arange(9))
+        return self
+
+    def __next__(self) -> Any:
+        number = next(self.numbers)
+        if number == 2:
+            raise KeyboardInterrupt
+        return number
+
+
+def test_after_an_interrupt_no_one_knows_the_returned_samples() -> None:
+    loader = DataLoader(Interrupted(), 2)
+    batches = iter(loader)
+    assert next(batches).tolist() == [0, 1]
+    with pytest.raises(KeyboardInterrupt):
+        next(batches)
+    assert loader.state_dict()["given"] == 1
+    assert next(batches).tolist() == [3, 4]
+    with pytest.raises(RuntimeError, match="must know which samples were delivered"):
+        loader.state_dict()
 
 
 def test_after_an_exception_only_a_state_knows_the_returned_samples() -> None:
