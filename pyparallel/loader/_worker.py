@@ -229,7 +229,11 @@ def _measure_fetch(fetch: Any) -> Any:
             return fetch(fetcher, index)
         except StopIteration:  # torch sends the end without these
             if failures := collate.take_failures():
+                fetcher.ended = True  # some iterators begin again after their end
                 return EndFailures(failures)
+            raise
+        except Exception:
+            collate.take_failures()  # of a batch that is not sent
             raise
         finally:
             if status is not None:

@@ -181,8 +181,9 @@ class ErrorPolicy:
     ) -> Any:
         """Return another sample of the dataset, which the task and index determine."""
         first = _plain(index)
-        failed, attempt = {first}, 0
-        while len(failed) < self._num_candidates and type(first) is int:
+        is_number = type(first) is int
+        failed, attempt = {first} if is_number else set(), 0
+        while is_number and len(failed) < self._num_candidates:
             key = sample_key(task.seed, task.epoch, "replacement", (first, attempt))
             attempt += 1
             other = int.from_bytes(key[:8], "little") % self._num_candidates

@@ -82,13 +82,13 @@ class Stream(IterableDataset[int]):
         return samples
 
 
-class ResumableStream(IterableDataset[int]):
-    """A stream with a state that continues after an error."""
+class Rewinding(IterableDataset[int]):
+    """A stream that continues after an error, and begins again after its end."""
 
     def __init__(self, length: int, bad: set[int]) -> None:
         self.numbers, self.next = Damaged(length, bad), 0
 
-    def __iter__(self) -> ResumableStream:
+    def __iter__(self) -> Rewinding:
         return self
 
     def __next__(self) -> int:
@@ -97,6 +97,10 @@ class ResumableStream(IterableDataset[int]):
             raise StopIteration
         self.next += 1
         return self.numbers[self.next - 1]
+
+
+class ResumableStream(Rewinding):
+    """The same with a state."""
 
     def state_dict(self) -> dict[str, int]:
         return {"next": self.next}
@@ -264,6 +268,14 @@ def test_errors_after_the_last_batch_of_a_stream_are_reported(
 
 
 @quiet
+def test_a_stream_that_begins_again_ends_after_an_error() -> None:
+    options: Any = {"batch_size": None, "num_workers": 1, "on_error": "skip"}
+    loader = DataLoader(Rewinding(3, {2}), **options)
+    assert list(itertools.islice(loader, 9)) == [0, 1]
+    assert loader.sample_errors == failed(2)
+
+
+@quiet
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_errors_after_the_last_batch_count_for_the_limit(num_workers: int) -> None:
     options: Any = {"num_workers": num_workers, "on_error": "skip", "max_errors": 2}
@@ -412,15 +424,53 @@ def test_the_limit_ends_the_search_for_a_replacement(num_workers: int) -> None:
         next(iter(DataLoader(Damaged(1000, set(range(1000))), 2, **options)))
 
 
-def test_a_dataset_without_a_good_sample_is_an_error() -> None:
-    loader = DataLoader(Damaged(2, {0, 1}), 2, on_error="skip")
+@pytest.mark.parametrize(
+    "options, last",
+    [
+        ({"batch_size": 2}, "0: ValueError: sample 0 is damaged"),
+        (  # an index that is no number has no replacement
+            {"batch_size": None, "sampler": [[0, 1]]},
+            "[0, 1]: TypeError: unhashable type: 'list'",
+        ),
+    ],
+    ids=["numbers", "lists"],
+)
+def test_a_dataset_without_a_good_sample_is_an_error(options: Any, last: str) -> None:
+    loader = DataLoader(Damaged(2, {0, 1}), on_error="skip", **options)
     with pytest.raises(ValueError) as raised:
         next(iter(loader))
     assert str(raised.value) == (
         "DataLoader: a batch must have a sample, but all of its samples failed, and no "
-        "replacement was found. The last failed one has index 0: ValueError: sample 0 "
-        "is damaged. Repair the samples."
+        f"replacement was found. The last failed one has index {last}. Repair the "
+        "samples."
     )
+
+
+class DamagedOnce(Damaged):
+    """A dataset that has been repaired after its first epoch, in the same worker."""
+
+    def __getitem__(self, index: int) -> int:
+        try:
+            return super().__getitem__(index)
+        finally:
+            if index == self.length - 1:
+                self.bad = set()
+
+
+@quiet
+def test_the_limit_is_that_of_one_epoch() -> None:
+    loader = DataLoader(
+        DamagedOnce(4, {0, 3}),
+        *(4, False, [0, 1, 2, 3]),
+        num_workers=1,
+        persistent_workers=True,
+        on_error="skip",
+        max_errors=1,
+    )
+    with pytest.raises(ErrorLimitError):
+        list(loader)
+    assert collect(loader) == [[0, 1, 2, 3]]
+    assert loader.sample_errors == []
 
 
 # ------------------------------------------------------------------ never left out
