@@ -239,17 +239,19 @@ class WorkersIterator(StatefulIterator, WorkersIter):
                 return found
 
     def __next__(self) -> Any:
+        handled = sys.exc_info()[1]
         try:
             return super().__next__()
         except Exception as error:
-            worker_monitor.clear_error_frames(error, self)
+            worker_monitor.clear_error_frames(error, self, handled)
             hide_frames(error)
             raise
 
     def _warn_if_idle(self, *, arrived: bool) -> None:
         """Warn if a worker has not begun the next batch for a minute."""
-        status, (worker, *_) = self._status, self._task_info.get(self._rcvd_idx, (0,))
-        if arrived or status is None or status.is_busy(worker):
+        # No task, while a new epoch waits for the last tasks of an old one.
+        status, task = self._status, self._task_info.get(self._rcvd_idx)
+        if arrived or status is None or task is None or status.is_busy(task[0]):
             self._idle_since = None
         elif self._idle_since is None:
             self._idle_since = time.monotonic()

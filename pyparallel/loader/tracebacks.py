@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import reprlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from operator import length_hint
 from types import TracebackType
 from typing import Any
@@ -29,9 +30,9 @@ def hide_frames(error: BaseException) -> None:
     link: BaseException | None = error
     while link is not None and id(link) not in seen and not debug.enabled:
         seen.add(id(link))
-        link.__traceback__ = _without_own_frames(
-            link.__traceback__, isinstance(link, Error)
-        )
+        trace = _without_own_frames(link.__traceback__, isinstance(link, Error))
+        # An assignment would call __setattr__, which a frozen dataclass refuses.
+        BaseException.with_traceback(link, trace)
         link = link.__cause__ or link.__context__
 
 
@@ -173,11 +174,11 @@ class LocatingFetcher:
             return self._locate_in_stream(error, position, indices)
         if isinstance(indices, SampleTask):
             indices = indices.indices
-        if not self._auto_collation:
-            return f"at index {format_indices(indices)}"
         if position is not None:
             return f"at index {format_indices(indices[position])}"
-        return _locate_in_batch("index", "indices", error, list(indices))
+        if self._auto_collation and isinstance(indices, Iterable):
+            return _locate_in_batch("index", "indices", error, list(indices))
+        return f"at index {format_indices(indices)}"  # maybe of a slice
 
     def _locate_in_stream(
         self, error: Exception, position: int | None, indices: Any
@@ -205,7 +206,7 @@ def _locate_in_batch(one: str, many: str, error: Exception, numbers: list[Any]) 
     return f"{text} ({', '.join(named.values())})" if named else text
 
 
-def message_of(error: Exception) -> str:
+def message_of(error: BaseException) -> str:
     """Return the text of an error, empty if its ``__str__`` raises."""
     try:
         return str(error)
@@ -217,4 +218,5 @@ def add_note(error: BaseException, location: str) -> None:
     """Add the location of an error to its traceback (Python 3.11 and later)."""
     if hasattr(error, "add_note"):
         rank = rank_text()
-        error.add_note(f"DataLoader{f' ({rank})' if rank else ''}: {location}.")
+        with contextlib.suppress(Exception):  # such as of a frozen dataclass
+            error.add_note(f"DataLoader{f' ({rank})' if rank else ''}: {location}.")

@@ -30,6 +30,7 @@ import contextlib
 import io
 import os
 import queue
+import re
 import select
 import signal
 import sys
@@ -43,7 +44,7 @@ from typing import Any, NamedTuple
 
 from ..batch import pytree
 from ..core.torch_private import forget_workers, pin_memory_loop, seed_locks
-from .tracebacks import format_indices, is_of_worker, rank_text
+from .tracebacks import format_indices, is_of_worker, message_of, rank_text
 
 #: The interval at which a wait checks the workers, in seconds.
 SLICE = 0.1
@@ -283,17 +284,28 @@ class DeadWorker(NamedTuple):
     pending: list[Any]
 
 
-def find_dead_worker(source: Any, *, any_code: bool = False) -> DeadWorker | None:
+def find_dead_worker(
+    source: Any, *, any_code: bool = False, report: str = ""
+) -> DeadWorker | None:
     """Return a worker that died, None if all are alive or have finished.
 
     Args:
         source: The iterator.
         any_code: Include workers with exit code 0, which may have called ``exit``.
+        report: torch's report of a dead worker. It names the process.
     """
     workers = list(enumerate(getattr(source, "_workers", ())))
     dead = [pair for pair in workers if pair[1].exitcode is not None]
     failed = [pair for pair in dead if pair[1].exitcode]
-    for number, worker in failed or (dead if any_code else []):
+    if any_code and not failed:  # a worker that has read its whole dataset ends, too
+        is_waited_for = getattr(source, "_workers_status", None)
+        pids = re.findall(r"\d+", report)
+        failed = [
+            (number, worker)
+            for number, worker in dead
+            if is_waited_for is None or is_waited_for[number] or str(worker.pid) in pids
+        ]
+    for number, worker in failed:
         pending = source.pending(number) if hasattr(source, "pending") else []
         return DeadWorker(number, worker.pid, worker.exitcode, pending)
     return None
@@ -330,13 +342,15 @@ def dead_worker_error(dead: DeadWorker) -> RuntimeError:
 
 def is_torch_report(error: BaseException) -> bool:
     """Return True for torch's report of a dead worker."""
-    return isinstance(error, RuntimeError) and str(error).startswith(_TORCH_SAYS_DEAD)
+    return isinstance(error, RuntimeError) and message_of(error).startswith(
+        _TORCH_SAYS_DEAD
+    )
 
 
 def is_death_report(error: BaseException) -> bool:
     """Return True for torch's or this package's report of a dead worker."""
     return is_torch_report(error) or (
-        isinstance(error, RuntimeError) and str(error).startswith(_DEATH)
+        isinstance(error, RuntimeError) and message_of(error).startswith(_DEATH)
     )
 
 
@@ -346,13 +360,15 @@ def explain_error(error: BaseException, source: Any) -> BaseException:
     If a dead worker is the reason, the new error names it. If a batch is late, the new
     error describes the worker that makes it.
     """
-    if str(error).startswith(_TORCH_SAYS_LATE) and hasattr(source, "describe_late"):
+    text = message_of(error)
+    if text.startswith(_TORCH_SAYS_LATE) and hasattr(source, "describe_late"):
         return RuntimeError(f"{error}: {source.describe_late()}")
     is_broken = isinstance(error, _BROKEN) and not is_of_worker(error)
     if not has_workers(source) or not (is_torch_report(error) or is_broken):
         return error
     deadline = time.monotonic() + GRACE
-    while (dead := find_dead_worker(source, any_code=True)) is None:
+    report = text if is_torch_report(error) else ""
+    while (dead := find_dead_worker(source, any_code=True, report=report)) is None:
         if time.monotonic() >= deadline:
             return error
         time.sleep(GRACE / 30)
@@ -385,15 +401,27 @@ class ExplainedErrors:
                 del explanation, error  # a cycle would keep the iterator's workers
 
 
-def clear_error_frames(error: BaseException, source: Any) -> None:
+def clear_error_frames(
+    error: BaseException, source: Any, handled: BaseException | None = None
+) -> None:
     """Clear the frames of an error from an iterator with workers.
 
     The frames refer to the iterator, and so keep its queues and descriptors as long as
     the error lives. The frames of the dataset were in the worker. The message of the
     error contains them.
+
+    Args:
+        error: The error.
+        source: The iterator.
+        handled: The exception that the caller of the iterator handles. It is a context
+            of the error, and the caller may still use its frames.
     """
+    if not has_workers(source):
+        return
+    seen = {id(handled)}
     link: BaseException | None = error
-    while link is not None and has_workers(source):
+    while link is not None and id(link) not in seen:
+        seen.add(id(link))
         traceback.clear_frames(link.__traceback__)
         link = link.__cause__ or link.__context__
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import multiprocessing
 import os
 import re
 import signal
@@ -20,6 +22,7 @@ from torch.utils.data import Dataset, IterableDataset, Subset
 
 import pyparallel
 from pyparallel import DataLoader, PreDataLoader
+from pyparallel.loader import worker_monitor
 from pyparallel.transfer import debug
 
 PACKAGE = str(Path(pyparallel.__file__).parent)
@@ -65,6 +68,13 @@ class AllAtOnce(Some):
         return [self[i] for i in indices]
 
 
+class Parts(Some):
+    """The same, read by slices."""
+
+    def __getitems__(self, part: slice) -> list[torch.Tensor]:
+        return [self[i] for i in range(32)[part]]
+
+
 class Samples(IterableDataset[torch.Tensor]):
     """The same as a stream, which goes on after an error. Both workers read all."""
 
@@ -105,6 +115,7 @@ PLACES: dict[str, tuple[Any, dict[str, Any], str]] = {
     "seeds": (Some(fail), FOUR | SEEDS, "at index 13"),
     "seeds, no batches": (Some(fail), SINGLE | SEEDS, "at index 13"),
     "all at once": (AllAtOnce(fail), FOUR, "in the batch of indices [12, 13, 14, 15]"),
+    "slices": (Parts(fail), by(slice(12, 14)), "at index slice(12, 14, None)"),
     "stream": (Samples(fail), FOUR, "at sample 13"),
     "stream, no batches": (Samples(fail), SINGLE, "at sample 13"),
     "torch's collate": (
@@ -199,6 +210,53 @@ def test_no_frame_of_the_package_is_in_a_traceback(
     assert "".join(frames).count(f'File "{PACKAGE}') > own
 
 
+class Untold(RuntimeError):
+    def __str__(self) -> str:
+        raise TypeError("no text")
+
+
+@dataclasses.dataclass(frozen=True)
+class Frozen(Exception):
+    path: str
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+@pytest.mark.parametrize("error", [Untold(), Frozen("a")], ids=repr)
+def test_an_error_of_any_class_arrives(error: Exception, num_workers: int) -> None:
+    def odd() -> torch.Tensor:
+        raise error
+
+    batches = iter(DataLoader(Some(odd), num_workers=num_workers, sampler=[1, 13, 2]))
+    next(batches)
+    with pytest.raises(type(error)):
+        next(batches)
+    assert next(batches).tolist() == [[2, 2]]
+
+
+def test_frames_of_an_exception_of_the_caller_stay() -> None:
+    def use() -> None:
+        kept = 7
+        raise Cause(kept)
+
+    batches = iter(DataLoader(Some(fail), num_workers=1, sampler=[13]))
+    try:
+        use()
+    except Cause as handled:
+        with pytest.raises(ValueError) as raised:
+            next(batches)
+        assert raised.value.__context__ is handled
+        trace = handled.__traceback__
+        assert trace is not None and trace.tb_next is not None
+        assert trace.tb_next.tb_frame.f_locals == {"kept": 7}
+
+
+def test_an_error_in_a_cycle_of_causes_is_raised() -> None:
+    error, other = Cause("first"), Cause("second")
+    error.__cause__, other.__cause__ = other, error
+    source = iter(DataLoader(Some(wide), num_workers=1))
+    worker_monitor.clear_error_frames(error, source)
+
+
 def test_an_error_names_the_rank(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -267,6 +325,45 @@ def test_the_error_for_a_dead_worker_names_all_of_it(
         f"batches: [13, 5]. {advice}"
     )
     assert error.__cause__ is None
+
+
+class Unequal(IterableDataset[int]):
+    """Worker 0 ends after a sample. Worker 1 exits when worker 0 has ended."""
+
+    def __init__(self) -> None:
+        fork = multiprocessing.get_context("fork")
+        self.pid, self.arrived = fork.Value("i", 0), fork.Event()
+
+    def __iter__(self) -> Iterator[int]:
+        info = torch.utils.data.get_worker_info()
+        assert info is not None
+        yield info.id
+        if info.id == 0:
+            self.pid.value = os.getpid()
+            return
+        self.arrived.wait(60)
+        assert wait_for(lambda: self.pid.value and not is_running(self.pid.value))
+        os._exit(0)
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def test_a_worker_that_has_finished_is_not_dead() -> None:
+    batches = iter(DataLoader(dataset := Unequal(), num_workers=2))
+    assert [next(batches).tolist() for _ in range(2)] == [[0], [1]]
+    dataset.arrived.set()
+    pid = batches._workers[1].pid
+    with pytest.raises(RuntimeError) as raised:
+        next(batches)
+    assert str(raised.value) == (
+        "DataLoader: a worker must live to the end of its epoch, but worker 1 (pid "
+        f"{pid}) died (exit code 0). {OTHER}"
+    )
 
 
 def test_a_worker_that_dies_between_two_batches_is_the_error_of_the_next() -> None:

@@ -132,6 +132,24 @@ def test_a_slow_dataset_does_not_warn(monkeypatch: pytest.MonkeyPatch) -> None:
     assert next(batches).tolist() == [2, 3]
 
 
+def test_an_epoch_that_waits_for_an_old_task_does_not_warn(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    event = torch.multiprocessing.get_context("fork").Event()
+    options: Any = {"persistent_workers": True, "prefetch_factor": 1}
+    made = pyparallel.DataLoader(
+        Waiting(event),
+        2,
+        num_workers=2,
+        multiprocessing_context="fork",
+        **options,
+    )
+    assert next(iter(made)).tolist() == [0, 1]
+    monkeypatch.setattr(_iterators, "_IDLE_SECONDS", 0.3)
+    threading.Timer(1.0, event.set).start()
+    assert [batch.tolist() for batch in made] == [[0, 1], [2, 3]]
+
+
 def test_a_worker_without_a_handler_gets_no_signal() -> None:
     status = _iterators.WorkerStatus()
     assert status.stack(0, 1) == ""
