@@ -13,8 +13,14 @@ from typing import Any
 import torch
 from torch.utils.data import IterableDataset
 
+from ..core.torch_private import ExceptionWrapper
 from . import _random_state
-from ._sampler_state import copy_state, is_stateful, unwrap_batch_sampler
+from ._sampler_state import (
+    copy_state,
+    is_stateful,
+    save_sampler,
+    unwrap_batch_sampler,
+)
 
 #: The version of the format. `from_version_1` converts the only older one.
 VERSION = 2
@@ -78,7 +84,8 @@ def state_between_epochs(
     Args:
         loader: The ``DataLoader``.
         last: The `Progress` of its last epoch, None if there was none.
-        asks_dataset: Whether to save the state of a dataset in this process.
+        asks_dataset: Whether to save the state of a dataset in this process, and to
+            raise an error of the sampler's ``state_dict``. Not before an epoch.
     """
     parts = ordering_parts(loader)
     has_ended = last is not None and last.finished
@@ -99,7 +106,11 @@ def state_between_epochs(
         sampler = last.order.state
     inner = unwrap_batch_sampler(loader._index_sampler)
     if sampler is None and is_stateful(inner):  # also after an epoch without batches
-        sampler = {"own": copy_state(inner), "iterator": None, "ended": False}
+        sampler = save_sampler(
+            lambda: {"own": copy_state(inner), "iterator": None, "ended": False}
+        )
+    if asks_dataset and isinstance(sampler, ExceptionWrapper):
+        sampler.reraise()
     return {
         "version": VERSION,
         "loader": saved_arguments(loader),

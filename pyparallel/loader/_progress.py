@@ -291,10 +291,12 @@ class Progress:
 
         Raises:
             RuntimeError: The next batch is unknown.
-            Exception: An error of the dataset's ``state_dict``.
+            Exception: An error of ``state_dict`` of the dataset or the sampler.
         """
         self.dataset.request_states()
         state = self._state(loader)
+        if isinstance(state["sampler"], ExceptionWrapper):
+            state["sampler"].reraise()
         for record in state["workers"].values():
             if isinstance(record["state"], ExceptionWrapper):
                 record["state"].reraise()

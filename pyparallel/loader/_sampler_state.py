@@ -16,6 +16,8 @@ from zlib import crc32
 
 from torch.utils.data import BatchSampler
 
+from ._worker import wrap_exception
+
 #: Default of ``next`` for iterators that may yield any value.
 END = object()
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
@@ -23,7 +25,9 @@ _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
 def is_stateful(value: object) -> bool:
     """Return True if a value implements torchdata's ``Stateful`` protocol."""
-    return hasattr(value, "state_dict") and hasattr(value, "load_state_dict")
+    return callable(getattr(value, "state_dict", None)) and callable(
+        getattr(value, "load_state_dict", None)
+    )
 
 
 def copy_state(value: Any) -> Any:
@@ -33,6 +37,14 @@ def copy_state(value: Any) -> Any:
     batches would change it before the state is saved.
     """
     return copy.deepcopy(value.state_dict()) if is_stateful(value) else None
+
+
+def save_sampler(state: Callable[[], Any]) -> Any:
+    """Return the state of a sampler, or the error of its ``state_dict``."""
+    try:
+        return state()
+    except Exception:
+        return wrap_exception("in state_dict of the sampler")
 
 
 def unwrap_batch_sampler(sampler: Any) -> Any:
@@ -224,7 +236,7 @@ class Order:
         if self.stateful is None:  # now, because the iterator exists
             self.stateful = self._tracked.has_state()
         if self.stateful:
-            self._states.append(self._tracked.state())
+            self._states.append(save_sampler(self._tracked.state))
         return index
 
     def skip(self, count: int) -> list[Any]:

@@ -497,6 +497,34 @@ def test_an_error_of_state_dict_is_raised_by_the_call_that_needs_it(
                 loader.state_dict()
 
 
+class UnwillingSampler(resumed.Counting):
+    def state_dict(self) -> dict[str, Any]:
+        raise LookupError("no state")
+
+
+def test_an_error_of_a_sampler_is_raised_by_state_dict_alone() -> None:
+    loader = DataLoader(resumed.Numbers(6), 3, sampler=UnwillingSampler(6))
+    for _epoch in range(2):
+        batches = iter(loader)
+        for _batch in range(2):
+            next(batches)
+            with pytest.raises(LookupError, match="no state"):
+                loader.state_dict()
+        assert next(batches, "the end") == "the end"
+        with pytest.raises(LookupError, match="no state"):
+            loader.state_dict()
+
+
+class NoState(resumed.Counting):
+    state_dict = load_state_dict = None  # type: ignore[assignment]
+
+
+def test_a_sampler_whose_methods_are_none_has_no_state() -> None:
+    loader = DataLoader(resumed.Numbers(6), 3, sampler=NoState(6))
+    assert len(list(loader)) == 2
+    assert loader.state_dict()["sampler"] is None
+
+
 def test_with_snapshot_every_n_steps_workers_report_from_the_first_batch() -> None:
     options: dict[str, Any] = {"num_workers": 2, "snapshot_every_n_steps": 3}
     batches = iter(loader := DataLoader(resumed.Remembering(9), 2, **options))
