@@ -5,6 +5,7 @@ from __future__ import annotations
 import numbers
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from itertools import chain
 from typing import Any
 
 import torch
@@ -322,7 +323,14 @@ def convert(column: Sequence[Any]) -> list[Any]:
     Other values are kept. An empty list gets the dtype and the trailing dimensions of
     the first value with items.
     """
-    values = [_as_tensor(value) for value in stack.as_tensors(column)]
+    values = stack.as_tensors(column)
+    lists = [each for each in values if isinstance(each, list | tuple)]
+    # One look at all items is cheaper than one at each list.
+    nested = not set(map(type, chain.from_iterable(lists))).issubset(NUMBER_DTYPES)
+    values = [
+        value if nested and _has_tensor(value) else _as_tensor(value)
+        for value in values
+    ]
     like = next((each for each in values if isinstance(each, torch.Tensor)), None)
     if like is None or not like.dim():
         like = torch.empty(0)
@@ -334,24 +342,22 @@ def convert(column: Sequence[Any]) -> list[Any]:
 
 
 def _as_tensor(value: Any) -> Any:
-    if isinstance(value, list | tuple) and (not value or _has_tensor(value)):
+    if isinstance(value, list | tuple) and not value:
         return value
+    if type(value) is float:
+        return torch.tensor(value, dtype=torch.float64)  # as Stack does
     if isinstance(value, list | tuple | int | float) or _is_of_numpy(value):
-        dtype = torch.float64 if isinstance(value, float) else None  # as Stack
         try:
-            return torch.as_tensor(value, dtype=dtype)
+            return torch.as_tensor(value)
         except (TypeError, ValueError, RuntimeError, OverflowError):
             return value
     return value
 
 
-def _has_tensor(values: Sequence[Any]) -> bool:
-    """Return True if nested lists hold tensors, whose gradients torch would drop."""
-    found = set(map(type, values))
-    if found.issubset(NUMBER_DTYPES):
-        return False
-    return any(issubclass(cls, torch.Tensor) for cls in found) or any(
-        isinstance(each, list | tuple) and _has_tensor(each) for each in values
+def _has_tensor(value: Any) -> bool:
+    """Return True for nested lists with tensors, whose gradients torch would drop."""
+    return isinstance(value, list | tuple) and any(
+        isinstance(each, torch.Tensor) or _has_tensor(each) for each in value
     )
 
 
