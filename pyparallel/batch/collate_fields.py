@@ -147,8 +147,9 @@ class Collate:
             num_samples: the number of samples to read.
 
         Raises:
-            TypeError: ``num_samples`` is not an integer.
-            ValueError: ``num_samples`` is less than 1, or there are no samples.
+            TypeError: ``num_samples`` is not an integer, or samples of different types.
+            ValueError: ``num_samples`` is less than 1, there are no samples, or they
+                have different fields.
         """
         num_samples = check_int(num_samples, 1, "Collate.auto: num_samples")
         samples = _some_samples(dataset, num_samples)
