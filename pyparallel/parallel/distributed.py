@@ -151,11 +151,12 @@ class MMDistributedDataParallel(DistributedDataParallel):
     ) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
         precision = self.mixed_precision
         dtype = None if precision is None else precision.param_dtype
+        parts = scatter_kwargs(inputs, kwargs, device_ids, dim=self.dim, dtype=dtype)
         if dtype is None and list(device_ids) == [_HOST] and (inputs or kwargs):
             leaves, _ = pytree.flatten((inputs, kwargs))
             if not any(isinstance(leaf, DataContainer) for leaf in leaves):
-                return (inputs,), (kwargs,)
-        return scatter_kwargs(inputs, kwargs, device_ids, dim=self.dim, dtype=dtype)
+                return (inputs,), (kwargs,)  # `scatter_kwargs` has checked them
+        return parts
 
 
 class TensorForm(NamedTuple):
