@@ -104,21 +104,22 @@ class Held:
 def hold_empty(tree: Any) -> Any:
     """Return a flattened tree with its empty containers in `Held` objects, or None.
 
-    Only the items of the tree are replaced, and the values of dicts among them: a
-    search of all containers would take longer than their walk. None means that none of
-    these is empty.
+    Only the items of the tree are replaced and, unless it is a list, the values of
+    dicts among them: a search of all containers would take longer than their walk. None
+    means that none of these is empty.
     """
     cls = type(tree)
     if cls is not dict and cls is not list and cls is not tuple:
         return None
     values = tree.values() if cls is dict else tree
-    if _leaf_types.issuperset(map(type, values)):
+    kinds = set(map(type, values))
+    if kinds <= _leaf_types or (cls is list and kinds == {dict} and all(values)):
         return None
     held = [
         Held(value)
         if is_empty(value)
         else hold_empty(value)
-        if type(value) is dict
+        if type(value) is dict and cls is not list
         else None
         for value in values
     ]

@@ -34,8 +34,9 @@ def scatter(
         inputs: a tensor, a DataContainer, or any nest of containers around them.
             Tensors are split along ``dim``, collated DataContainers by their chunks,
             all other values go to every target by reference. So do empty containers
-            that are ``inputs``, its items, or values of dicts among these. With several
-            targets numpy arrays are split too, and stay arrays.
+            that are ``inputs``, its items or, unless it is a list, values of dicts
+            among these. With several targets numpy arrays are split too, and stay
+            arrays.
         target_gpus: one target or several: a CUDA index, ``'cuda:0'``, ``'cpu'``, a
             `torch.device`; -1 is the host, and tensors are not moved. A device may be
             named more than once.

@@ -151,7 +151,11 @@ def test_cpu_only_content_is_the_very_object():
 )
 def test_empty_containers_are_the_very_objects(targets, make):
     empty, tensor = make(), torch.arange(4)
-    given = [tensor, empty, {"deep": {"x": tensor, "out": empty}}]
+    given = (tensor, empty, {"deep": {"x": tensor, "out": empty}})
+    for part in scatter([tensor, empty], targets):
+        assert part[1] is empty
+    for part in scatter([{"x": tensor}, empty], targets):
+        assert part[1] is empty
     for part in scatter(given, targets):
         assert part is not given and len(part[0]) == 4 // len(targets)
         assert part[1] is empty and part[2]["deep"]["out"] is empty
