@@ -45,9 +45,8 @@ pytestmark = [
 
 BATCHES = int(os.environ.get("PYPARALLEL_LEAK_BATCHES", "2000"))
 #: What Python keeps for itself grows by some blocks, ever more slowly, and the system's
-#: allocator by some pages. The first threads of a process leave up to 40 objects, once.
-#: A leak of one block for a batch is BATCHES of them, one for a fake device 100.
-BLOCKS, OBJECTS, NBYTES = 600, 60, 6 << 20
+#: allocator by some pages. A leak of one block for a batch is BATCHES of them.
+BLOCKS, OBJECTS, NBYTES = 600, 20, 6 << 20
 
 
 class Counts(NamedTuple):
@@ -147,8 +146,8 @@ def test_good_and_bad_calls_leave_nothing(call: Callable[[int], None]) -> None:
 
 
 def check(run: Callable[[int], None], times: int = BATCHES) -> None:
-    """Run a quarter, which may fill caches, and then compare before and after."""
-    run(times // 4)
+    """Run once, which may fill caches, and then compare a second run."""
+    run(times)
     before = count()
     run(times)
     wait_for(lambda: not grown(before))
