@@ -374,10 +374,8 @@ def is_split_along_rows(nested: Any) -> bool:
 
 
 _PARTS: Mapping[torch.layout, tuple[str, ...]] = {
-    torch.sparse_coo: (
-        "_indices",
-        "_values",
-    ),  # the public ones need a coalesced tensor
+    # The public methods need a coalesced tensor.
+    torch.sparse_coo: ("_indices", "_values"),
     torch.sparse_csr: ("crow_indices", "col_indices", "values"),
     torch.sparse_bsr: ("crow_indices", "col_indices", "values"),
     torch.sparse_csc: ("ccol_indices", "row_indices", "values"),
