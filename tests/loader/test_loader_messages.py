@@ -254,7 +254,8 @@ def test_an_error_in_a_cycle_of_causes_is_raised() -> None:
     error, other = Cause("first"), Cause("second")
     error.__cause__, other.__cause__ = other, error
     source = iter(DataLoader(Some(wide), num_workers=1))
-    worker_monitor.clear_error_frames(error, source)
+    worker_monitor.clear_error_frames(error, source)  # ends
+    assert (error.__cause__, other.__cause__) == (other, error)
 
 
 def test_an_error_names_the_rank(
