@@ -6,13 +6,15 @@ import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from multiprocessing.context import BaseContext
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 import torch.utils.data
-from torch.utils.data import Sampler
+from torch.utils.data import BatchSampler, Dataset, IterableDataset, Sampler
+from typing_extensions import TypeVar
 
 from ..batch.collate import collate, collate_one_chunk
 from ..core.errors import BatchTypeError, check_int, type_name, warn
+from ..core.text import plural
 from ..core.torch_private import WorkersIter, require
 from . import _random_state
 from ._batch_receiver import BatchReceiver
@@ -22,7 +24,7 @@ from .sample_errors import check_policy
 from .state_dict import StatefulLoader
 from .stats import LoaderStats
 
-_T_co = TypeVar("_T_co", covariant=True)
+_T_co = TypeVar("_T_co", covariant=True, default=Any)
 
 
 class DataLoader(StatefulLoader, torch.utils.data.DataLoader[_T_co]):
@@ -86,7 +88,7 @@ class DataLoader(StatefulLoader, torch.utils.data.DataLoader[_T_co]):
 
     def __init__(
         self,
-        dataset: Any,
+        dataset: Dataset[_T_co] | Any,
         batch_size: int | None = 1,
         shuffle: bool | None = None,
         sampler: Sampler[Any] | Iterable[Any] | None = None,
@@ -190,6 +192,20 @@ class DataLoader(StatefulLoader, torch.utils.data.DataLoader[_T_co]):
             self._iterator = None
         return super().__iter__()
 
+    def __repr__(self) -> str:
+        """Return the main arguments in one line. This never raises an exception."""
+        found = self.__dict__
+        dataset, batches = found.get("dataset"), found.get("batch_sampler")
+        parts = [f"dataset=<{_describe(dataset)}>"]
+        if batches is None or type(batches) is BatchSampler:
+            parts.append(f"batch_size={found.get('batch_size')}")
+            if not isinstance(dataset, IterableDataset):
+                parts.append(f"sampler=<{type(found.get('sampler')).__name__}>")
+        else:
+            parts.append(f"batch_sampler=<{type(batches).__name__}>")
+        parts.append(f"num_workers={found.get('num_workers')}")
+        return f"{type(self).__name__}({', '.join(parts)})"
+
     def __getstate__(self) -> dict[str, Any]:
         """Return the attributes that another process can use."""
         fresh = BatchReceiver(self.ring_slabs, self.max_ring_bytes)
@@ -201,3 +217,12 @@ class DataLoader(StatefulLoader, torch.utils.data.DataLoader[_T_co]):
         if self.num_workers == 0:
             return InProcessIterator(self, self._receiver)
         return WorkersIterator(self, self._receiver)
+
+
+def _describe(dataset: Any) -> str:
+    """Return the class of a dataset and its length, if it has one."""
+    name = type(dataset).__name__
+    try:
+        return f"{name}: {plural(len(dataset), 'sample')}"
+    except Exception:  # a dataset may raise anything, and a repr must not
+        return name

@@ -13,6 +13,7 @@ import torch
 
 from ..core.devices import resolve_target
 from ..core.errors import BatchTypeError, BatchValueError, check_int, type_name
+from ..loader.data_loader import DataLoader
 from ..loader.stats import LoaderStats, Meter
 from ..loader.worker_monitor import shares_iterator
 from ._thread import Options, PrefetchThread, is_iterable
@@ -173,6 +174,16 @@ class PreDataLoader:
                 f"{type(self).__name__!r} object has no attribute {name!r}"
             )
         return getattr(self.loader, name)
+
+    def __repr__(self) -> str:
+        """Return the loader and the main arguments in one line."""
+        found = self.__dict__
+        loader = found.get("loader")
+        shown = f"<{type(loader).__name__}>"  # others may show all their data
+        if isinstance(loader, DataLoader | PreDataLoader):
+            shown = repr(loader)
+        options = [f"{name}={found.get(name)}" for name in ("device", "queue_size")]
+        return f"{type(self).__name__}({', '.join([shown, *options])})"
 
     def close(self) -> None:
         """End all passes and their threads within a second; new passes may follow.

@@ -210,6 +210,74 @@ def test_a_copy_of_a_loader_is_a_loader(made: Any, persistent: bool) -> None:
     assert (again.stats().batches, loader.stats().batches) == (2, 4)
 
 
+class Unknown(list[Any]):
+    """A dataset without a length."""
+
+    def __len__(self) -> int:
+        raise OSError("the index of the files is not there")
+
+
+class Sized(torch.utils.data.IterableDataset[int]):
+    def __iter__(self) -> Iterator[int]:
+        return iter(())
+
+    def __len__(self) -> int:
+        return 7
+
+
+LOADERS: list[tuple[Any, str]] = [
+    (
+        DataLoader(torch.arange(10**6), batch_size=4, shuffle=True),
+        "DataLoader(dataset=<Tensor: 1000000 samples>, batch_size=4, "
+        "sampler=<RandomSampler>, num_workers=0)",
+    ),
+    (
+        DataLoader(["x" * 10**6], None, sampler=[0] * 999, num_workers=2),
+        "DataLoader(dataset=<list: 1 sample>, batch_size=None, sampler=<list>, "
+        "num_workers=2)",
+    ),
+    (
+        DataLoader(range(9), batch_sampler=pyparallel.SizeBatchSampler([1] * 9, 2)),
+        "DataLoader(dataset=<range: 9 samples>, batch_sampler=<SizeBatchSampler>, "
+        "num_workers=0)",
+    ),
+    (
+        DataLoader(Sized(), batch_size=2),
+        "DataLoader(dataset=<Sized: 7 samples>, batch_size=2, num_workers=0)",
+    ),
+    (
+        DataLoader(Unknown([1]), batch_size=2),
+        "DataLoader(dataset=<Unknown>, batch_size=2, sampler=<SequentialSampler>, "
+        "num_workers=0)",
+    ),
+    (
+        DataLoader.__new__(DataLoader),  # as in the traceback of a refused argument
+        "DataLoader(dataset=<NoneType>, batch_size=None, sampler=<NoneType>, "
+        "num_workers=None)",
+    ),
+    (
+        pyparallel.PreDataLoader(DataLoader(range(2)), "cpu"),
+        "PreDataLoader(DataLoader(dataset=<range: 2 samples>, batch_size=1, "
+        "sampler=<SequentialSampler>, num_workers=0), device=cpu, queue_size=2)",
+    ),
+    (
+        pyparallel.PreDataLoader([torch.zeros(10**6)], queue_size=3),
+        "PreDataLoader(<list>, device=None, queue_size=3)",
+    ),
+    (
+        pyparallel.PreDataLoader.__new__(pyparallel.PreDataLoader),
+        "PreDataLoader(<NoneType>, device=None, queue_size=None)",
+    ),
+]
+
+
+@pytest.mark.parametrize(("loader", "shown"), LOADERS)
+def test_a_loader_is_shown_in_one_line_without_its_data(
+    loader: Any, shown: str
+) -> None:
+    assert repr(loader) == str(loader) == shown
+
+
 def test_torch_checks_its_own_arguments() -> None:
     with pytest.raises(ValueError, match="num_workers option should be non-negative"):
         DataLoader(Numbers(), num_workers=-1)

@@ -136,9 +136,13 @@ def rules(dataset: torch.utils.data.Dataset[dict[str, Tensor]]) -> Iterator[Any]
 def loaders(dataset: torch.utils.data.Dataset[Sample]) -> Iterator[Any]:
     """Load through a ring and prefetch."""
     merge = partial(collate, samples_per_gpu=4)
-    loader: DataLoader[Sample] = DataLoader(
+    loader = DataLoader(
         dataset, batch_size=4, num_workers=2, collate_fn=merge, ring_slabs=4
     )
+    assert_type(DataLoader([1, 2]), DataLoader[Any])
+    annotated: DataLoader[Sample] = DataLoader(dataset)
+    as_of_torch: torch.utils.data.DataLoader[Sample] = annotated
+    assert_type(as_of_torch.dataset, torch.utils.data.Dataset[Sample])
     loader.load_state_dict(loader.state_dict())
     sampler = SizeBatchSampler([(4, 5), (6, 7)], max_padded=100, padding=Padding())
     sampler.set_epoch(1)
