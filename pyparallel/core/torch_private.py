@@ -13,7 +13,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import torch
 from torch import nn
@@ -32,6 +32,7 @@ __all__ = [
     "LoaderIter",
     "MapFetcher",
     "RangeInC",
+    "TorchLoader",
     "WorkersIter",
     "any_autocast",
     "compiled_from",
@@ -118,6 +119,29 @@ except ImportError as _error:
         f"{_error}. {_ADVICE}"
     ) from _error
 
+
+def _torch_loader() -> Any:
+    """Return torch's class ``DataLoader``.
+
+    Programs assign another class to both of its names, before or after this import:
+    ``torch.utils.data.DataLoader = pyparallel.DataLoader``.
+    """
+    name = ("torch.utils.data.dataloader", "DataLoader")
+    for cls in Generic.__subclasses__():
+        if (cls.__module__, cls.__qualname__) == name:
+            return cls
+    raise ImportError(
+        f"pyparallel must find torch's class {'.'.join(name)}, but another object has "
+        "its name and torch's class no longer exists. Import pyparallel before that "
+        "object is assigned."
+    )
+
+
+if TYPE_CHECKING:
+    from torch.utils.data import DataLoader as TorchLoader
+else:
+    TorchLoader = _torch_loader()
+
 #: Private attributes of torch's classes that subclasses override or use.
 ATTRIBUTES: Mapping[Any, Mapping[str, str]] = {
     LoaderIter: {
@@ -152,7 +176,7 @@ ATTRIBUTES: Mapping[Any, Mapping[str, str]] = {
         "_workers_done_event": "set without waiting for a dead worker",
         "_workers_status": "which workers have not ended their epoch",
     },
-    torch.utils.data.DataLoader: {
+    TorchLoader: {
         "_auto_collation": "whether batches are made of samples",
         "_dataset_kind": "whether samples are looked up by index",
         "_get_iterator": "returns the package's iterators",

@@ -15,7 +15,7 @@ from typing_extensions import TypeVar
 from ..batch.collate import collate, collate_one_chunk
 from ..core.errors import BatchTypeError, check_int, type_name, warn
 from ..core.text import plural
-from ..core.torch_private import WorkersIter, require
+from ..core.torch_private import TorchLoader, WorkersIter, require
 from . import _random_state
 from ._batch_receiver import BatchReceiver
 from ._iterators import InProcessIterator, WorkersIterator
@@ -27,7 +27,7 @@ from .stats import LoaderStats
 _T_co = TypeVar("_T_co", covariant=True, default=Any)
 
 
-class DataLoader(StatefulLoader, torch.utils.data.DataLoader[_T_co]):
+class DataLoader(StatefulLoader, TorchLoader[_T_co]):
     """torch's ``DataLoader``, whose workers write batches into reused shared memory.
 
     Workers write all tensors of a batch into one slab of a ring, with any
@@ -208,12 +208,14 @@ class DataLoader(StatefulLoader, torch.utils.data.DataLoader[_T_co]):
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the attributes that another process can use."""
-        fresh = BatchReceiver(self.ring_slabs, self.max_ring_bytes)
-        local = {"_receiver": fresh, "_iterator": None, "_progress": None}
-        return {**self.__dict__, **local}
+        state = {**self.__dict__, "_iterator": None, "_progress": None}
+        if "_receiver" in state:  # not in a subclass with an __init__ of its own
+            fresh = BatchReceiver(self.ring_slabs, self.max_ring_bytes)
+            state["_receiver"] = fresh
+        return state
 
     def _get_iterator(self) -> Any:
-        require("pyparallel.DataLoader", torch.utils.data.DataLoader, WorkersIter)
+        require("pyparallel.DataLoader", TorchLoader, WorkersIter)
         if self.num_workers == 0:
             return InProcessIterator(self, self._receiver)
         return WorkersIterator(self, self._receiver)

@@ -10,9 +10,9 @@ import importlib
 import inspect
 from typing import TYPE_CHECKING, Any
 
-import torch.utils.data
 from torch.utils.data import IterableDataset
 
+from ..core.torch_private import TorchLoader
 from ..loader.data_loader import DataLoader
 from ._upstream import available, provides
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING or not available:
 else:
     _Runner = importlib.import_module("mmengine.runner").Runner
 
-_TORCH_ARGUMENTS = inspect.signature(torch.utils.data.DataLoader).parameters
+_TORCH_ARGUMENTS = inspect.signature(TorchLoader).parameters
 #: The arguments that only `DataLoader` of this package has.
 _OWN_ARGUMENTS = inspect.signature(DataLoader).parameters.keys() - _TORCH_ARGUMENTS
 #: The keys of a config from which mmengine builds an object, or that it uses itself.
@@ -84,7 +84,7 @@ class Runner(_Runner):
         )
 
 
-def _batches_of(loader: torch.utils.data.DataLoader[Any]) -> dict[str, Any]:
+def _batches_of(loader: TorchLoader[Any]) -> dict[str, Any]:
     """Return the arguments of a loader that choose the samples of its batches."""
     if loader.batch_size is None and loader.batch_sampler is not None:
         return {"batch_sampler": loader.batch_sampler}

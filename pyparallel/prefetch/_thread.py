@@ -23,11 +23,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from torch.utils.data import DataLoader
-
 from ..core import thread_state
 from ..core.errors import BatchTypeError, LoaderWarning, type_name, warn
-from ..core.torch_private import DatasetKind
+from ..core.torch_private import DatasetKind, TorchLoader
 from ..core.tracing import span
 from ..loader import worker_monitor
 from ..loader.state_dict import read_ahead
@@ -339,7 +337,7 @@ def early_end_error(
     With a map-style dataset, ``StopIteration`` from the dataset or ``collate_fn`` is a
     mistake, but torch takes it for the end of the epoch.
     """
-    if not isinstance(loader, DataLoader) or (
+    if not isinstance(loader, TorchLoader) or (
         getattr(loader, "_dataset_kind", None) != DatasetKind.Map
     ):
         return None
