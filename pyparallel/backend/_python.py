@@ -21,6 +21,7 @@ from torch import Tensor
 from ..core.torch_private import (
     foreach_copy,
     is_wrapped,
+    outside_autocast,
     set_grad_enabled,
     without_torch_function,
 )
@@ -88,14 +89,14 @@ _pinned_limit = [
 
 
 def without_autograd(function: Callable[_P, _R]) -> Callable[_P, _R]:
-    """Run a function without autograd, and without the code of tensor subclasses."""
+    """Run a function without autograd, autocast, and code of subclasses and modes."""
 
     @wraps(function)
     def run(*args: _P.args, **kwargs: _P.kwargs) -> _R:
         before = torch.is_grad_enabled()
         set_grad_enabled(False)  # no_grad() takes a microsecond more
         try:
-            with without_torch_function():
+            with without_torch_function(), outside_autocast():
                 return function(*args, **kwargs)
         finally:
             set_grad_enabled(before)
@@ -230,12 +231,13 @@ def pad_small_batch(
     target = tuple(map(max, zip(*shapes, strict=True)))
     if not 0 < len(samples) * prod(target) <= _MOST_ITEMS:
         return None
-    return _stack(
-        [
-            each if shape == target else _pad(each, _margins(shape, target), value)
-            for each, shape, value in zip(samples, shapes, values, strict=True)
-        ]
-    )
+    with without_torch_function(), outside_autocast():
+        return _stack(
+            [
+                each if shape == target else _pad(each, _margins(shape, target), value)
+                for each, shape, value in zip(samples, shapes, values, strict=True)
+            ]
+        )
 
 
 def _margins(shape: Sequence[int], target: Sequence[int]) -> list[int]:
@@ -251,10 +253,13 @@ def stack_equal(samples: Sequence[Tensor]) -> Tensor | None:
         first = samples[0]
         if first.layout is not _STRIDED or first.is_quantized:
             return None
+        if set(map(type, samples)) != _EXACT:
+            return None
         # torch.stack reads freed memory, and imports the compiler for meta tensors.
         if any(map(_is_meta, samples)) or any(map(missing_bytes, samples)):
             return None
-        stacked = _stack(samples)  # type: ignore[arg-type]  # checked by torch
+        with without_torch_function(), outside_autocast():
+            stacked = _stack(samples)  # type: ignore[arg-type]  # checked by torch
         if stacked.requires_grad:  # as the extension
             return None
         # torch.stack preserves the channels_last format of images.

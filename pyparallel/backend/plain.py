@@ -6,13 +6,18 @@ tensors that are still in use, and torch's operators read the freed memory.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
 from ..core.errors import BatchValueError
-from ..core.torch_private import is_wrapped, is_zero_tensor
+from ..core.torch_private import (
+    as_subclass,
+    is_wrapped,
+    is_zero_tensor,
+    runs_in_python,
+)
 
 #: The classes of plain tensors.
 PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
@@ -40,6 +45,28 @@ def is_plain(tensor: torch.Tensor) -> bool:
         and not (tensor.is_quantized or tensor.is_nested or is_zero_tensor(tensor))
         and not (tensor.is_conj() or tensor.is_neg())
     )
+
+
+def without_subclasses(tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+    """Return tensors of subclasses as plain tensors with their memory and gradients.
+
+    A subclass may give the result of an operator the attributes of its first argument.
+    In a batch these are the attributes of one sample. So batches are plain tensors. A
+    class that implements operators in Python (``__torch_dispatch__``) is kept, because
+    its memory is not its value.
+    """
+    if PLAIN.issuperset(map(type, tensors)):
+        return tensors
+    return list(map(_without_subclass, tensors))
+
+
+def _without_subclass(tensor: torch.Tensor) -> torch.Tensor:
+    if type(tensor) in PLAIN or runs_in_python(tensor):
+        return tensor
+    try:
+        return as_subclass(tensor, torch.Tensor)
+    except RuntimeError:  # sparse tensors, which no batch accepts
+        return tensor
 
 
 def check_storage(tensor: Any, where: Callable[[], str]) -> None:

@@ -21,16 +21,17 @@ from ..core.errors import (
     type_name,
     warn_once,
 )
-from ..core.torch_private import data_collate
 from ..core.tracing import span
 from . import pytree, stack
 from .columns import (
     NUMBER_DTYPES,
     Path,
     batch_containers,
+    batch_registered,
     batch_tensors,
     batch_values,
     check_types,
+    registered_collate,
     sample_path,
     sequence_columns,
 )
@@ -38,8 +39,6 @@ from .container import DataContainer
 
 _TEXT = (str, bytes)
 _BUILTIN = (dict, list, tuple)
-# `collate` has its own rules for the classes of these packages.
-_HANDLED_PACKAGES = ("builtins", "numpy", "torch")
 
 #: True if code for mmcv 1.x runs in this process.
 _mmcv_mode = False
@@ -60,10 +59,11 @@ def collate(batch: Sequence[Any], samples_per_gpu: int | None = None) -> Any:
     * `DataContainer` with neither, or with ``cpu_only``: a list of chunks. Each chunk
       is the list of the values of its samples, which are not copied.
     * Tensors, numpy arrays and numbers: stacked over the whole batch, as torch's
-      ``default_collate`` does.
+      ``default_collate`` does. Subclasses of tensors become plain tensors, because the
+      attributes of one sample are not those of the batch.
     * Strings and bytes: a list.
-    * Classes registered in torch's ``default_collate_fn_map``, such as TensorDict: by
-      the registered function.
+    * Classes registered in torch's ``default_collate_fn_map``, such as TensorDict and
+      MONAI's MetaTensor: by the registered function.
     * Dicts, other mappings, namedtuples and dataclasses: the same type. Lists and
       tuples: a list.
 
@@ -156,11 +156,8 @@ class Walk:
             return batch_values(column, path)
         if cls in _TEXT:
             return _collate_text(column, path)
-        if cls is torch.Tensor:
-            return batch_tensors(column, path)
-        if cls not in _BUILTIN and (registered := _registered_class(first)):
-            check_types(column, registered, f"a {type_name(first)}", path)
-            return batch_values(column, path)
+        if cls not in _BUILTIN and (registered := registered_collate(first)):
+            return batch_registered(column, path, *registered)
         if isinstance(first, _TEXT):
             return _collate_text(column, path)
         if cls is not dict and isinstance(first, torch.Tensor):  # a subclass
@@ -230,16 +227,6 @@ def _collate_text(column: list[Any], path: Path) -> list[Any]:
     if text is bytes:
         _warn_about_bytes(format_path("batch[0]", path), len(column))
     return column
-
-
-def _registered_class(value: Any) -> Any:
-    """Return the class by which another library registered ``value`` with torch."""
-    for cls in data_collate.default_collate_fn_map:
-        if isinstance(cls, tuple) or cls.__module__.split(".")[0] in _HANDLED_PACKAGES:
-            continue
-        if isinstance(value, cls):
-            return cls
-    return None
 
 
 def columns_by_key(

@@ -59,8 +59,9 @@ class Collate:
 
     The batch has the structure of a sample: a dict has the same keys, and a tuple
     becomes a list. It contains tensors, `Padded` (of `Pad` with ``mask`` or ``sizes``),
-    `Ragged` (of `Concat`) and lists, and no chunks. As with `collate`, a ``DataLoader``
-    worker writes each tensor once, directly into shared memory.
+    `Ragged` (of `Concat`) and lists, and no chunks. Its tensors are plain, also if the
+    values are of a subclass. As with `collate`, a ``DataLoader`` worker writes each
+    tensor once, directly into shared memory.
 
     Example:
         >>> collate = Collate(image=Pad(divisor=4, mask=True), boxes=Concat())

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from ..core.errors import (
     type_name,
     with_advice,
 )
+from ..core.torch_private import data_collate
 from . import pytree, stack
 from .container import DataContainer
 from .padding import Padded
@@ -190,35 +192,74 @@ def batch_tensors(column: list[torch.Tensor], path: Path) -> torch.Tensor:
     return stack.stack(column, None, [0] * len(column), lambda i: sample_path(path, i))
 
 
-def batch_values(column: list[Any], path: Path) -> Any:
+_Function = Callable[[list[Any]], Any]
+
+# `collate` has its own rules for the classes of these packages.
+_HANDLED_PACKAGES = ("builtins", "numpy", "torch")
+
+
+def registered_collate(value: Any) -> tuple[type, _Function] | None:
+    """Return the class by which another library registered ``value`` with torch.
+
+    Also return its function. The nearest base class is used. torch itself uses the
+    function of tensors for a subclass of a registered subclass of ``Tensor``.
+    """
+    table = data_collate.default_collate_fn_map
+    found = {
+        cls: function
+        for key, function in table.items()
+        for cls in (key if isinstance(key, tuple) else (key,))
+        if isinstance(value, cls)
+        and cls.__module__.split(".")[0] not in _HANDLED_PACKAGES
+    }
+    if not found:
+        return None
+    bases = type(value).__mro__
+    nearest = next((cls for cls in bases if cls in found), next(iter(found)))
+    return nearest, partial(found[nearest], collate_fn_map=table)
+
+
+def batch_registered(
+    column: list[Any], path: Path, cls: type, function: _Function
+) -> Any:
+    """Batch values of a class by the function that another library registered."""
+    check_types(column, cls, f"a {type_name(column[0])}", path)
+    return batch_values(column, path, function)
+
+
+def batch_values(
+    column: list[Any], path: Path, function: _Function = default_collate
+) -> Any:
     """Batch numbers and numpy arrays as torch's ``default_collate`` does."""
     try:
         if type(column[0]) in NUMBER_DTYPES:
             return torch.tensor(column, dtype=NUMBER_DTYPES[type(column[0])])
         if stack.is_array(column[0]):
             return batch_tensors([stack.as_tensor(item) for item in column], path)
-        return default_collate(column)
+        return function(column)
     except (BatchTypeError, BatchValueError):
         raise
     except (TypeError, ValueError, RuntimeError, LookupError, OverflowError) as error:
-        raise unsupported_value_error(column, path) from error
+        raise unsupported_value_error(column, path, function) from error
 
 
 # --- The error for a column that torch refuses: the first wrong value and the reason.
 
 
-def unsupported_value_error(column: list[Any], path: Path) -> Exception:
+def unsupported_value_error(
+    column: list[Any], path: Path, function: _Function = default_collate
+) -> Exception:
     """Return the error for values that torch refuses; it names the first of them."""
 
     def place(i: int) -> str:
         return sample_path(path, i)
 
-    i = next((i for i, item in enumerate(column) if _is_unsupported(item)), None)
+    i = next((i for i, x in enumerate(column) if _is_unsupported(x, function)), None)
     if i is None:
         # torch accepts each value alone, so their combination is wrong.
         i = next((i for i, x in enumerate(column) if type(x) is not type(column[0])), 0)
         if i == 0:
-            i, error = _mismatch(column)
+            i, error = _mismatch(column, function)
             return with_advice(
                 BatchValueError,
                 f"{place(i)} must fit {place(0)}, but default_collate cannot join two "
@@ -247,19 +288,19 @@ def unsupported_value_error(column: list[Any], path: Path) -> Exception:
     )
 
 
-def _mismatch(column: list[Any]) -> tuple[int, Exception | None]:
+def _mismatch(column: list[Any], function: _Function) -> tuple[int, Exception | None]:
     """Return the index of the first value that does not fit value 0, and the error."""
     for i, value in enumerate(column):
         try:
-            default_collate([column[0], value])
+            function([column[0], value])
         except (TypeError, ValueError, RuntimeError, KeyError) as error:
             return i, error
     return 0, None
 
 
-def _is_unsupported(value: Any) -> bool:
+def _is_unsupported(value: Any, function: _Function) -> bool:
     try:
-        default_collate([as_tensor(value) if is_array(value) else value])
+        function([as_tensor(value) if is_array(value) else value])
     except (TypeError, ValueError, RuntimeError, OverflowError):
         return True
     return False

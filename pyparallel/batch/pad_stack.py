@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from ..backend.plain import PLAIN
+from ..backend.plain import PLAIN, without_subclasses
 from ..core.errors import (
     BatchTypeError,
     BatchValueError,
@@ -46,7 +46,8 @@ def pad_stack(
 
     Returns:
         The tensor ``(n, *target)`` (``out``, if given), or a `Padded` with it if sizes
-        or a mask are requested. Gradients flow through it.
+        or a mask are requested. Gradients flow through it. It is a plain tensor, also
+        if the samples are of a subclass.
 
     Raises:
         TypeError: ``samples`` has another type, or the padding value is not a real
@@ -81,6 +82,7 @@ def pad_stack(
             out, tensors, plan_stack(shapes, num_dims, sample_name, padding).shape
         )
     elif torch.compiler.is_compiling():
+        tensors = list(without_subclasses(tensors))
         return custom_op.pad_stack(tensors, num_dims, padding_value, padding)
     values = [padding_value] * len(tensors)
     return stack.stack_padded(tensors, num_dims, values, sample_name, padding, out)

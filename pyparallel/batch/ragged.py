@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from ..backend.plain import without_subclasses
 from ..core.errors import (
     BatchTypeError,
     BatchValueError,
@@ -221,7 +222,8 @@ class Ragged(TensorFields):
         check_num_dims(padding, 1, "Ragged.to_padded")
         plan = plan_stack([(length,) for length in lengths], 1, sample_name, padding)
         values = [padding_value] * len(lengths)
-        samples, wide = self.unbind(), _add_dimensions(plan, self.values)
+        samples = without_subclasses(self.unbind())
+        wide = _add_dimensions(plan, self.values)
         plain = stack.are_plain(samples)
         data = stack.stack_planned(samples, wide, values, sample_name, plain)
         if not (padding.sizes or padding.mask):

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from .. import backend
-from ..backend.plain import PLAIN
+from ..backend.plain import PLAIN, without_subclasses
 from ..core.errors import BatchMemoryError, type_name
 from ..core.torch_private import in_forward_ad, is_recorded
 from ..transfer import to_device
@@ -47,6 +47,7 @@ def stack(
         small = backend.pad_small_batch(samples, pad_dims, values)
         if small is not None:
             return count_padding(small, samples)
+    samples = without_subclasses(samples)
     plain = are_plain(samples)
     if not plain:
         torch_stack.check_layouts(samples, name)
@@ -72,6 +73,7 @@ def stack_padded(
         padding: the target shape, the sides, and whether to return sizes and a mask.
         out: a plain contiguous tensor with the shape and dtype of the result.
     """
+    samples = without_subclasses(samples)
     plain = are_plain(samples)
     if not plain:
         torch_stack.check_layouts(samples, name)

@@ -1,6 +1,6 @@
 """Pad, stack and concatenate by torch's operators, for all but plain tensors.
 
-They promote dtypes, record gradients and dispatch to subclasses.
+They promote dtypes, record gradients and call classes with ``__torch_dispatch__``.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from ..backend.plain import PLAIN, missing_bytes
+from ..backend.plain import PLAIN, missing_bytes, without_subclasses
 from ..core.errors import BatchTypeError, BatchValueError, with_advice
-from ..core.torch_private import is_wrapped
+from ..core.torch_private import is_wrapped, outside_autocast
 from . import allocation
 from .plan import Name, StackPlan, padding_pattern, padding_value_as_float, sample_name
 
@@ -54,15 +54,17 @@ def pad_and_stack(
         return torch.empty(plan.shape, dtype=dtype, device="meta")
     if out is None:
         out = _allocate_out(padded, plan.shape)
-    if out is None:
-        # torch keeps the channels_last format, but the result must be contiguous.
-        return torch.stack(padded).contiguous()
-    torch.stack(padded, out=out)
+    with outside_autocast():
+        if out is None:
+            # torch keeps the channels_last format, but the result must be contiguous.
+            return torch.stack(padded).contiguous()
+        torch.stack(padded, out=out)
     return out
 
 
 def cat(samples: Sequence[torch.Tensor], name: Name) -> torch.Tensor:
     """Concatenate samples of equal ``shape[1:]`` along dimension 0, contiguous."""
+    samples = without_subclasses(samples)
     check_grad = torch.is_grad_enabled() and allocation.in_worker()
     device, itemsize = samples[0].device, samples[0].element_size()
     for i, each in enumerate(samples):
@@ -82,9 +84,10 @@ def cat(samples: Sequence[torch.Tensor], name: Name) -> torch.Tensor:
     promoted_dtype(samples, name)  # raises if torch cannot promote them
     shape = (sum(sample.shape[0] for sample in samples), *samples[0].shape[1:])
     out = _allocate_out(samples, shape)
-    if out is None:
-        return torch.cat(list(samples)).contiguous()
-    torch.cat(list(samples), out=out)
+    with outside_autocast():
+        if out is None:
+            return torch.cat(list(samples)).contiguous()
+        torch.cat(list(samples), out=out)
     return out
 
 

@@ -11,8 +11,8 @@ that needs the name raises an error with the name.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import torch
@@ -35,6 +35,7 @@ __all__ = [
     "TorchLoader",
     "WorkersIter",
     "any_autocast",
+    "as_subclass",
     "compiled_from",
     "data_collate",
     "data_worker",
@@ -55,6 +56,7 @@ __all__ = [
     "new_shared",
     "num_dispatch_modes",
     "num_function_modes",
+    "outside_autocast",
     "pin_memory",
     "pin_memory_loop",
     "pytree",
@@ -287,6 +289,18 @@ def _shared_storage(nbytes: int) -> torch.UntypedStorage:
     return storage
 
 
+@contextmanager
+def _without_casts() -> Iterator[None]:
+    types = [each for each in ("cpu", "cuda") if torch.is_autocast_enabled(each)]
+    try:
+        for each in types:
+            torch.set_autocast_enabled(each, False)
+        yield
+    finally:
+        for each in types:
+            torch.set_autocast_enabled(each, True)
+
+
 def _one() -> int:
     return 1
 
@@ -317,9 +331,17 @@ is_zero_tensor: Callable[[torch.Tensor], bool] = _private_or(
 set_grad_enabled: Callable[[bool], Any] = _private_or(
     torch._C, "_set_grad_enabled", torch.set_grad_enabled
 )
-#: A block in which operators skip `__torch_function__`. Else: they call it.
+#: A block in which operators skip `__torch_function__` of subclasses and modes. Else:
+#: they call it.
 without_torch_function: Callable[[], AbstractContextManager[Any]] = _private_or(
-    torch._C, "DisableTorchFunctionSubclass", nullcontext
+    torch._C, "DisableTorchFunction", nullcontext
+)
+#: Casts a tensor to a subclass. Else: the method of `Tensor`, which libraries replace.
+as_subclass: Callable[[torch.Tensor, type], torch.Tensor] = _private_or(
+    torch._C, "TensorBase", torch.Tensor
+).as_subclass
+_disable_autocast: Callable[[], AbstractContextManager[Any]] = _private_or(
+    torch._C, "_DisableAutocast", _without_casts
 )
 #: Copies many tensors in one call. Else: one call for each tensor.
 foreach_copy: Callable[[Sequence[torch.Tensor], Sequence[torch.Tensor]], Any] = (
@@ -358,6 +380,19 @@ RangeInC: Callable[[str], AbstractContextManager[Any]] = _private_or(
 )
 
 _forward_ad, _profiler = vars(forward_ad), vars(profiler)
+
+
+_AS_IT_IS = nullcontext()
+
+
+def outside_autocast() -> AbstractContextManager[Any]:
+    """Return a block in which torch's operators do not cast for autocast.
+
+    Autocast refuses to join some dtypes, such as float16 on the CPU in bfloat16.
+    """
+    if any_autocast is not None and not any_autocast():
+        return _AS_IT_IS
+    return _disable_autocast()
 
 
 def in_forward_ad() -> bool:

@@ -13,10 +13,12 @@ import torch
 
 from .. import backend
 from ..backend.image_checks import MOST_CHANNELS, is_packed
+from ..backend.plain import without_subclasses
 from ..batch import allocation, stack, torch_stack
 from ..batch.padding import Padding
 from ..batch.plan import StackPlan, plan_stack
 from ..core.errors import BatchTypeError, BatchValueError, EmptyBatchError, type_name
+from ..core.torch_private import outside_autocast
 
 _KERNEL_DTYPES = ({torch.uint8}, {torch.float32})
 _dtype_of = attrgetter("dtype")
@@ -149,6 +151,7 @@ def image_batch(
         options: the options of the batch.
     """
     torch_stack.check_layouts(images, image_name)
+    images = without_subclasses(images)
     constants = options.channel_constants(images[0].shape[0])
     shapes = [tuple(image.shape) for image in images]
     plan = plan_stack(shapes, 2, image_name, options.padding)
@@ -215,7 +218,8 @@ def _run_torch(
         padded = torch_stack.pad(pixels, sides)
         rows.append(torch.where(inside, padded, fill).to(options.dtype))
         masks.append(inside)
-    data = torch.stack(rows).contiguous()
+    with outside_autocast():
+        data = torch.stack(rows).contiguous()
     if options.channels_last:
         data = data.contiguous(memory_format=torch.channels_last)
     return data, torch.stack(masks) if options.padding.mask else None

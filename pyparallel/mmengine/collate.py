@@ -11,9 +11,11 @@ from ..batch import pytree, stack
 from ..batch.columns import (
     Path,
     batch_containers,
+    batch_registered,
     batch_tensors,
     batch_values,
     check_types,
+    registered_collate,
     sample_path,
     sequence_columns,
 )
@@ -246,6 +248,8 @@ def _collate_sequences(
 def _stack_leaf(column: Sequence[Any], path: Path) -> Any:
     first = column[0]
     if isinstance(first, torch.Tensor):
+        if registered := registered_collate(first):
+            return batch_registered(list(column), path, *registered)
         return batch_tensors(list(column), path)
     if has_to_method(first):
         return column

@@ -16,12 +16,14 @@ from typing import Any
 
 import torch
 
+from ..backend.plain import without_subclasses
 from ..batch import pytree
 from ..batch.container import DataContainer
 from ..batch.padding import Padded
 from ..batch.ragged import Ragged
 from ..core.devices import HOST, Target, resolve_target
 from ..core.errors import BatchTypeError, EmptyBatchError, Field, type_name
+from ..core.torch_private import outside_autocast
 from ..core.tracing import span
 from ..transfer.between_devices import copy_with_separate_nodes
 from .checks import (
@@ -167,6 +169,8 @@ class _Plan:
 
     def _tensors(self, values: list[torch.Tensor], path: _Path, dim: int) -> _Build:
         check_joinable(values, path, dim)
+        if len(values) > 1:
+            values = list(without_subclasses(values))
         return self._column(values, dim)
 
     def _mappings(self, values: list[Any], path: _Path, dim: int) -> _Build:
@@ -296,7 +300,8 @@ def _copy(tensors: list[torch.Tensor], target: torch.device) -> list[torch.Tenso
 def _join_tensors(parts: list[torch.Tensor], dim: int | None) -> torch.Tensor:
     if dim is None or (len(parts) == 1 and parts[0].dim()):
         return parts[0]
-    return torch.cat(parts, dim) if parts[0].dim() else torch.stack(parts)
+    with outside_autocast():
+        return torch.cat(parts, dim) if parts[0].dim() else torch.stack(parts)
 
 
 def _join_arrays(arrays: list[Any], dim: int) -> Any:

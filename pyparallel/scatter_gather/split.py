@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from ..backend.plain import without_subclasses
 from ..batch import pytree
 from ..batch.container import DataContainer
 from ..batch.padding import Padded
@@ -26,6 +27,7 @@ from ..core.errors import (
     format_path,
     type_name,
 )
+from ..core.torch_private import outside_autocast
 from .checks import is_array
 from .move import LeafName, check_memory
 
@@ -282,8 +284,10 @@ def _rechunk(chunks: list[Any], sizes: Sequence[int], where: Where) -> list[Any]
             "equal to the batch size."
         )
     check_memory(chunks, where)
-    whole = chunks[0] if len(chunks) == 1 else torch.cat(chunks)
-    return list(whole.split(list(sizes)))
+    if len(chunks) > 1:
+        with outside_autocast():
+            chunks = [torch.cat(list(without_subclasses(chunks)))]
+    return list(chunks[0].split(list(sizes)))
 
 
 def _groups(samples: list[Any], sizes: Sequence[int]) -> list[list[Any]]:

@@ -104,16 +104,6 @@ def test_tangents_of_forward_mode_flow_through(other: tuple[int, ...]) -> None:
             assert found[0, :, :2].tolist() == tangent.tolist()
 
 
-class Image(torch.Tensor):
-    """A subclass that only has another name."""
-
-
-def test_subclasses_are_stacked_by_their_own_rules() -> None:
-    image = torch.ones(1, 2).as_subclass(Image)
-    for got in (one_chunk(image, image, pad_dims=1), collate([image, image])):
-        assert (type(got), got.tolist()) == (Image, [[[1, 1]], [[1, 1]]])
-
-
 def test_conjugated_negated_and_zero_tensors_are_resolved() -> None:
     z = torch.tensor([[1 + 2j, 3 - 4j]])
     lazy = [z.conj(), torch._efficientzerotensor((1, 3), dtype=z.dtype)]

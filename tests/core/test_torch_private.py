@@ -38,7 +38,9 @@ OF_OTHERS = {"_rand", "_bit_generator", "_former_parameters", "_profiled_epoch"}
 REPLACED = [
     (torch._C, "_dispatch_keys"),
     (torch._C, "_set_grad_enabled"),
-    (torch._C, "DisableTorchFunctionSubclass"),
+    (torch._C, "DisableTorchFunction"),
+    (torch._C, "TensorBase"),
+    (torch._C, "_DisableAutocast"),
     (torch._C, "_is_any_autocast_enabled"),
     (torch._C, "_len_torch_function_stack"),
     (torch._C, "_len_torch_dispatch_stack"),
@@ -225,6 +227,23 @@ class TestWithAndWithoutTheName:
         assert torch.is_grad_enabled()
         with module.without_torch_function():
             pass
+
+    def test_as_subclass(self, module: Any) -> None:
+        again = module.as_subclass(nn.Parameter(torch.ones(2)), torch.Tensor)
+        assert type(again) is torch.Tensor and again.requires_grad
+
+    def test_autocast(self, module: Any) -> None:
+        halves = [torch.ones(1, dtype=torch.float16)] * 2
+        for _ in range(2):  # autocast is enabled again afterwards
+            with torch.autocast("cpu", torch.bfloat16):
+                assert torch.is_autocast_enabled("cpu")
+                with pytest.raises(RuntimeError):
+                    torch.cat(halves)
+                with module.outside_autocast():
+                    assert torch.cat(halves).dtype == torch.float16
+        with module.outside_autocast():
+            assert not torch.is_autocast_enabled("cpu")
+        assert not torch.is_autocast_enabled("cpu")
 
 
 def test_without_a_name_the_slow_way_is_always_taken(without: Any) -> None:

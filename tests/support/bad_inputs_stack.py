@@ -251,7 +251,7 @@ TENSORS = {
     "subclass": Case(
         lambda: held(*[ONES(1, 1, n).as_subclass(Named) for n in (1, 2)]),
         lambda x: (type(one(x)), tuple(one(x).shape)),
-        lambda: (Named, (2, 1, 1, 2)),
+        lambda: (torch.Tensor, (2, 1, 1, 2)),
     ),
     "nested": Case(
         lambda: [{"a": ragged_nest()}],
