@@ -34,7 +34,7 @@ NO_TORCH = """
 pyparallel's extension must be built against the torch that will run it, but torch \
 cannot be imported by {python} ({error}). Type:
 
-    pip install torch "setuptools>=77" wheel ninja
+    pip install torch "setuptools>=77" wheel ninja "pybind11>=2.11"
     pip install --no-build-isolation .
 
 Without a compiler, PYPARALLEL_BUILD=python installs the pure Python form.
@@ -42,7 +42,7 @@ Without a compiler, PYPARALLEL_BUILD=python installs the pure Python form.
 OLD_SETUPTOOLS = """
 pyparallel must be built by setuptools 77 or newer, but {version} is installed. Type:
 
-    pip install "setuptools>=77" wheel ninja
+    pip install "setuptools>=77" wheel ninja "pybind11>=2.11"
 """
 
 

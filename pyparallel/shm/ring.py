@@ -17,13 +17,16 @@ slabs, which have one size. A slab takes memory when it is first written, as far
 is written, and keeps it.
 
 With ``PYPARALLEL_DEBUG=1`` or ``=poison``, free slabs are overwritten. Writes to a free
-slab and writes beyond the edges of a batch are then errors.
+slab, and writes to bytes of a slab that no tensor covers, are then errors. A worker
+checks the bytes behind the tensors that it created there. Then it fills the edges and
+all gaps with one value, which the parent compares.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import math
 import mmap
 import os
@@ -47,6 +50,9 @@ _LINE = 64  # bytes of a slab's line in the header, and of each edge of a slab
 _GROW = 1 << 21  # bytes; slabs grow by multiples of this
 _POISON = 0xDB
 _EDGE = 0xC5
+
+#: The first byte of a slab, and the byte after the last one. 0: behind the first edge.
+Range = tuple[int, int]
 
 
 class RingMemory:
@@ -163,28 +169,51 @@ class RingMemory:
         ctypes.memset(self.slab_address(slab) + first, value, last - first)
 
     def _is_filled(self, slab: int, first: int, last: int, value: int) -> bool:
-        if first == last:
+        if first >= last:
             return True
         start, rest = self.slab_address(slab) + first, last - first - 1
-        memcmp: Any = ctypes.CDLL(None).memcmp
-        memcmp.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
         begins = ctypes.c_uint8.from_address(start).value == value
-        return begins and memcmp(start, start + 1, rest) == 0
+        return begins and _memcmp()(start, start + 1, rest) == 0
 
-    def mark_edges(self, slab: int, nbytes: int) -> None:
-        """Write the edges that `check_edges` compares."""
-        self._fill(slab, 0, _LINE, _EDGE)
-        self._fill(slab, _LINE + nbytes, 2 * _LINE + nbytes, _EDGE)
+    def mark_gaps(self, slab: int, nbytes: int, gaps: Sequence[Range]) -> None:
+        """Write the bytes around the tensors of a batch that `check_gaps` compares."""
+        for first, last in (*gaps, *_edges(nbytes)):
+            self._fill(slab, _LINE + first, _LINE + last, _EDGE)
 
-    def check_edges(self, slab: int, nbytes: int) -> None:
-        """Raise RuntimeError if bytes right before or after a batch were written."""
-        for where, first in (("before", 0), ("after", _LINE + nbytes)):
-            if not self._is_filled(slab, first, first + _LINE, _EDGE):
-                raise RuntimeError(
-                    f"slab {slab} of the DataLoader's ring must be written within its "
-                    f"{nbytes} bytes, but bytes {where} them were written. Look for "
-                    "code that writes out of the bounds of a tensor."
-                )
+    def check_gaps(
+        self, slab: int, nbytes: int, gaps: Sequence[Range], value: int = _EDGE
+    ) -> None:
+        """Raise RuntimeError if bytes around the tensors of a batch were written.
+
+        Args:
+            slab: index of the slab.
+            nbytes: number of bytes of the batch.
+            gaps: ranges within them that no tensor covers.
+            value: the value that each byte must have.
+        """
+        for first, last in (*gaps, *_edges(nbytes)):
+            if self._is_filled(slab, _LINE + first, _LINE + last, value):
+                continue
+            where = f"{first} to {last - 1}, behind the end of a tensor,"
+            if first < 0 or first >= nbytes:
+                where = "before them" if first < 0 else "after them"
+            raise RuntimeError(
+                f"slab {slab} of the DataLoader's ring must be written within the "
+                f"tensors of its {nbytes} bytes, but bytes {where} were written. Look "
+                "for code that writes out of the bounds of a tensor."
+            )
+
+
+def _edges(nbytes: int) -> tuple[Range, Range]:
+    """Return the bytes right before and right after a batch in its slab."""
+    return (-_LINE, 0), (nbytes, nbytes + _LINE)
+
+
+@functools.cache
+def _memcmp() -> Any:
+    function: Any = ctypes.CDLL(None).memcmp
+    function.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
+    return function
 
 
 class Slab:
@@ -196,13 +225,19 @@ class Slab:
         self.used = 0
         #: Bytes of the slab that the latest `take` needed, also if it failed.
         self.requested = 0
-        #: Ranges ``[first, last)`` that no tensor of the batch covers.
-        self.gaps: list[tuple[int, int]] = []
+        #: Ranges that no tensor of the batch covers, and that have no zeros yet.
+        self.gaps: list[Range] = []
+        self._ends: list[Range] = []  # between two allocations
         self._ring = ring
         owner = ring.owner(index)
         self._owner = weakref.ref(owner)
         self._memory: torch.Tensor | None = ring.payload(owner)
         self._address = ring.slab_address(index) + _LINE
+
+    @property
+    def checks_gaps(self) -> bool:
+        """Return True if writes between tensors are errors: `gaps` must have all."""
+        return self._ring.poison_enabled
 
     @property
     def next_start(self) -> int:
@@ -217,6 +252,8 @@ class Slab:
             return None
         if not self._ring.commit(self.index, self.requested):
             return None
+        if self.checks_gaps:
+            self._ends.append((self.used, start))
         self.used = self.requested
         return self._memory[start : self.used]
 
@@ -241,13 +278,22 @@ class Slab:
         return self._ring.slab_bytes(self.index, _LINE, _LINE + nbytes)
 
     def finish(self) -> bool:
-        """Release the memory; return False if this process still has a tensor on it."""
+        """Release the memory; return False if this process still has a tensor on it.
+
+        Raises:
+            RuntimeError: bytes behind the end of a tensor were written. They are
+                checked with poison enabled.
+        """
         self._memory = None
-        if self._ring.poison_enabled:
-            self._ring.mark_edges(self.index, self.used)
+        checks = self.checks_gaps and self._ring.committed(self.index) > 0
+        if checks:
+            self._ring.check_gaps(self.index, self.used, self._ends, _POISON)
         if self._owner() is not None:  # a tensor is alive, perhaps in a gap
             return False
-        self.clear_gaps(self.leading_bytes(self.used))
+        if checks:
+            self._ring.mark_gaps(self.index, self.used, self.gaps)
+        else:
+            self.clear_gaps(self.leading_bytes(self.used))
         return True
 
     def clear_gaps(self, memory: torch.Tensor) -> None:
@@ -307,7 +353,9 @@ class Ring(RingMemory):
         #: Bytes of each slab that are pinned; -1: the system refused.
         self._pinned_nbytes: dict[int, int] = {}
         self._num_pin_users = 0
-        self._damage: RuntimeError | None = None
+        self._damage = ""
+        self._unraised: list[str] = []
+        weakref.finalize(self, _print_damage, os.getpid(), self._unraised)
         _rings[self.name] = self
 
     @property
@@ -348,27 +396,31 @@ class Ring(RingMemory):
         self._next_holder += count
         return first
 
-    def adopt(self, slab: int, holder: int, nbytes: int) -> torch.Tensor:
+    def adopt(
+        self, slab: int, holder: int, nbytes: int, gaps: Sequence[Range] = ()
+    ) -> torch.Tensor:
         """Take a slab over from the worker that sent it.
 
         Args:
             slab: index of the slab.
             holder: number of the worker.
             nbytes: number of bytes that the worker wrote.
+            gaps: ranges within them that no tensor covers, if these are checked.
 
         Returns:
             ``torch.uint8`` ``(nbytes,)``. The slab is free when its storage is freed.
 
         Raises:
-            RuntimeError: the worker does not hold the slab, or a write beyond the edges
-                of a slab was found. Edges are checked with poison enabled.
+            RuntimeError: the worker does not hold the slab, or a write outside of the
+                tensors of a slab was found. This is checked with poison enabled.
         """
         to_device.release_done()  # free slabs whose last copy to a device is done
-        if self._damage is not None:
-            raise self._damage
+        if self._damage:
+            self._unraised.clear()
+            raise RuntimeError(self._damage)
         # The finalizer comes first, so that any error below frees the slab.
         owner = self.owner(slab)
-        end = weakref.finalize(owner, self._on_unused, slab, nbytes)
+        end = weakref.finalize(owner, self._on_unused, slab, nbytes, gaps)
         end.atexit = False
         if not backend.ring_pass(self.header, slab, holder, PARENT):
             end.detach()
@@ -379,7 +431,13 @@ class Ring(RingMemory):
         if self._pinner is not None and self._num_pin_users:
             self._pin_slab(slab, self._pinner)
         if self.poison_enabled:
-            self.check_edges(slab, nbytes)
+            try:
+                self.check_gaps(slab, nbytes, gaps)
+            except RuntimeError as error:
+                self._damage = str(error)
+                end.detach()
+                self.release(slab, PARENT)
+                raise
         return self.payload(owner, nbytes)
 
     def reclaim(self, holder: int) -> None:
@@ -398,13 +456,13 @@ class Ring(RingMemory):
         """Return the holder of every slab."""
         return backend.ring_holders(self.header)
 
-    def _on_unused(self, slab: int, nbytes: int) -> None:
+    def _on_unused(self, slab: int, nbytes: int, gaps: Sequence[Range]) -> None:
         """Free a slab after its last tensor; runs in any thread, as a finalizer."""
         if not self.created_here:
             return  # the tensor was of a forked copy
         if self.is_pinned(slab) and self._pinner is not None:
             read = self.owner(slab)  # copies queued before the fence may read it
-            weakref.finalize(read, self._free, slab, nbytes).atexit = False
+            weakref.finalize(read, self._free, slab, nbytes, gaps).atexit = False
             ticket = keep_alive.hold(read)
             del read
             # A failed device raises an error at the next call of the program. It may
@@ -413,16 +471,16 @@ class Ring(RingMemory):
                 keep_alive.release_when(ticket, self._pinner.fence().is_done)
                 keep_alive.release_done()
             return
-        self._free(slab, nbytes)
+        self._free(slab, nbytes, gaps)
 
-    def _free(self, slab: int, nbytes: int) -> None:
+    def _free(self, slab: int, nbytes: int, gaps: Sequence[Range]) -> None:
         try:
             if self.poison_enabled:
                 try:
-                    self.check_edges(slab, nbytes)
+                    self.check_gaps(slab, nbytes, gaps)
                 except RuntimeError as error:  # of a finalizer it is only printed
-                    self._damage = error
-                    return
+                    self._damage = str(error)
+                    self._unraised.append(self._damage)
             if not self._num_pin_users:
                 self._unpin_slab(slab)
             self.release(slab, PARENT)
@@ -463,6 +521,12 @@ def find(name: str) -> Ring:
             "DataLoader, and iterate over it in the process that created it."
         )
     return ring
+
+
+def _print_damage(pid: int, unraised: list[str]) -> None:
+    """Raise an error that no later batch raised: Python prints it, with its text."""
+    if unraised and pid == os.getpid():
+        raise RuntimeError(unraised[0])
 
 
 def _unpin_all(

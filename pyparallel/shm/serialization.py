@@ -11,6 +11,7 @@ number. The pickle visits every object, so tensors are found in objects of any c
 from __future__ import annotations
 
 import io
+import math
 import pickle
 import sys
 from collections.abc import Callable, Sequence
@@ -25,7 +26,7 @@ from ..core.torch_private import pin_memory
 from ..transfer import to_device
 from . import memfd
 from . import ring as ring_module
-from .ring import Slab
+from .ring import Range, Slab
 
 
 class RingMiss(NamedTuple):
@@ -44,12 +45,13 @@ class RingMiss(NamedTuple):
 
 
 class SlabLocation(NamedTuple):
-    """The first bytes of a slab."""
+    """The first bytes of a slab. ``gaps``: those without a tensor, if checked."""
 
     ring: str
     slab: int
     holder: int
     nbytes: int
+    gaps: tuple[Range, ...] = ()
 
 
 class Message(NamedTuple):
@@ -102,7 +104,7 @@ class ReceivedBatch:
         self._bytes = _no_bytes()
         if isinstance(location, SlabLocation):
             ring = ring_module.find(location.ring)
-            self._bytes = ring.adopt(location.slab, location.holder, location.nbytes)
+            self._bytes = ring.adopt(*location[1:])
             self.is_pinned = ring.is_pinned(location.slab)
         elif location is not None:
             self._bytes = memfd.receive(location)
@@ -315,8 +317,12 @@ def _serialize(
             is_large = slab.requested > slab.capacity
             miss = RingMiss("large" if is_large else "memory", slab.requested)
         elif plan.nbytes:
+            gaps: tuple[Range, ...] = ()
+            if slab.checks_gaps:
+                slab.gaps = _gaps(plan)
+                gaps = tuple(slab.gaps)
             location = SlabLocation(
-                slab.ring_name, slab.index, slab.holder, plan.nbytes
+                slab.ring_name, slab.index, slab.holder, plan.nbytes, gaps
             )
     if tensors and plan is None:
         plan = backend.plan_slab(tensors)
@@ -390,6 +396,17 @@ def _write_to_slab(
     )
     places = sorted(range(len(order)), key=order.__getitem__)
     return whole, tuple(places)
+
+
+def _gaps(plan: Any) -> list[Range]:
+    """Return the ranges of a slab that no leaf covers."""
+    found, end = [], 0
+    for offset, shape, dtype in zip(
+        plan.offsets, plan.shapes, plan.dtypes, strict=True
+    ):
+        found.append((end, offset))
+        end = offset + math.prod(shape) * dtype.itemsize
+    return [(i, j) for i, j in [*found, (end, plan.nbytes)] if i < j]
 
 
 def _leaves_in_slab(tensors: list[torch.Tensor], slab: Slab) -> dict[int, int]:

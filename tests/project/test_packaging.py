@@ -186,7 +186,7 @@ def build(tmp_path: Path, **env: str):
 WITHOUT_TORCH = (
     "\npyparallel's extension must be built against the torch that will run it, but "
     f"torch cannot be imported by {sys.executable} (hidden by a test). Type:\n\n"
-    '    pip install torch "setuptools>=77" wheel ninja\n'
+    '    pip install torch "setuptools>=77" wheel ninja "pybind11>=2.11"\n'
     "    pip install --no-build-isolation .\n\n"
     "Without a compiler, PYPARALLEL_BUILD=python installs the pure Python form.\n\n"
 )

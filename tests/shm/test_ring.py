@@ -7,8 +7,8 @@ import errno
 import gc
 import os
 import subprocess
+import sys
 import threading
-from collections.abc import Callable
 from typing import Any
 
 import loader_sets
@@ -316,52 +316,160 @@ def test_a_write_to_a_free_slab_is_found_when_it_is_claimed() -> None:
     )
 
 
-BEYOND = (
-    "slab 0 of the DataLoader's ring must be written within its {} bytes, but bytes {} "
-    "them were written. Look for code that writes out of the bounds of a tensor."
-)
+def placed(*sizes: int) -> list[torch.Tensor]:
+    """Return tensors that are created in the slab."""
+    return [allocation.empty((n,), torch.uint8, torch.device("cpu")) for n in sizes]
 
 
-def before(batch: torch.Tensor) -> int:
-    return batch.data_ptr() - 1
+def only_placed(samples: Any) -> Any:
+    return placed(64, 3, 65)
 
 
-def after(batch: torch.Tensor) -> int:
-    slab = backend.memory_of(batch)
-    return slab.data_ptr() + slab.nbytes
+def packed(samples: Any) -> Any:
+    """Return tensors that are copied into the slab."""
+    return [torch.ones(3), torch.zeros(0), torch.ones(2, dtype=torch.uint8)]
+
+
+def mixed(samples: Any) -> Any:
+    """Return a tensor in the slab, beside memory there that is unused, and copies."""
+    kept, _, later = placed(7, 100, 130)
+    pixels = torch.ones(1, 2, 3, 4).to(memory_format=torch.channels_last)
+    return [pixels, later, torch.ones(1030).numpy(), kept]
+
+
+def slab_of(batch: Any) -> tuple[int, int, dict[int, int]]:
+    """Return the first byte of a slab, its size, and its tensors with their sizes."""
+    leaves = [torch.as_tensor(each) for each in batch]
+    slab = backend.memory_of(leaves[0])
+    return slab.data_ptr(), slab.nbytes, {e.data_ptr(): e.nbytes for e in leaves}
+
+
+def beyond(first: int, nbytes: int, tensors: dict[int, int]) -> dict[int, str]:
+    """Return the ends of all ranges of a slab without tensors, with descriptions."""
+    found = {-64: "before them", -1: "before them"}
+    found |= {nbytes: "after them", nbytes + 63: "after them"}
+    end = 0
+    for start, size in [*sorted(tensors.items()), (first + nbytes, 0)]:
+        if end < start - first:
+            where = f"{end} to {start - first - 1}, behind the end of a tensor,"
+            found |= {end: where, start - first - 1: where}
+        end = max(end, start - first + size)
+    return {first + byte: where for byte, where in found.items()}
+
+
+def outside(where: str, nbytes: int) -> str:
+    return (
+        "slab 0 of the DataLoader's ring must be written within the tensors of its "
+        f"{nbytes} bytes, but bytes {where} were written. Look for code that writes "
+        "out of the bounds of a tensor."
+    )
 
 
 @pytest.mark.usefixtures("poisoned")
-@pytest.mark.parametrize("place", [before, after])
-def test_a_write_of_the_parent_beyond_a_batch_is_found(
-    place: Callable[[torch.Tensor], int],
+@pytest.mark.parametrize("collate_fn", [torch.stack, only_placed, packed, mixed])
+def test_a_write_of_the_parent_to_any_byte_outside_of_the_tensors_is_found(
+    collate_fn: Any,
 ) -> None:
-    ring = Ring(2, 1 << 16)
-    worker = Worker(ring, torch.stack)
-    batch = worker.make([torch.ones(4)]).deserialize()
-    ctypes.c_uint8.from_address(place(batch)).value = 0
-    del batch
-    with pytest.raises(RuntimeError) as caught:
-        worker.make([torch.ones(4)])
-    assert str(caught.value) == BEYOND.format(64, place.__name__)
+    samples = [torch.arange(20.0)]
+
+    def make(worker: Worker) -> Any:
+        batch = worker.make(samples).deserialize()
+        return [batch] if isinstance(batch, torch.Tensor) else batch
+
+    first, nbytes, tensors = slab_of(make(Worker(Ring(1, 1 << 16), collate_fn)))
+    places = beyond(first, nbytes, tensors)
+    assert len(places) >= 4 + 2
+    for byte, where in places.items():
+        worker = Worker(Ring(1, 1 << 16), collate_fn)
+        batch = make(worker)
+        at, *_ = slab_of(batch)
+        ctypes.c_uint8.from_address(at + byte - first).value = byte % 2
+        for tensor in batch:
+            tensor[...] = 7  # allowed
+        del batch, tensor
+        with pytest.raises(RuntimeError) as caught:
+            worker.make(samples)
+        assert str(caught.value) == outside(where, nbytes)
+
+
+#: Bytes from the start of a tensor of 20,001 numbers, and the place.
+WORKER_WRITES = [
+    (-3, "before them"),
+    (80_004, "80004 to 80063, behind the end of a tensor,"),
+    (80_063, "80004 to 80063, behind the end of a tensor,"),
+    (80_064 + 64 + 63, "after them"),
+]
 
 
 @pytest.mark.usefixtures("poisoned")
-@pytest.mark.parametrize(("offset", "where"), [(-3, "before"), (80_063, "after")])
-def test_a_write_of_a_worker_beyond_a_batch_is_found(offset: int, where: str) -> None:
+@pytest.mark.parametrize("when", ["collating", "sent"])
+@pytest.mark.parametrize(("offset", "where"), WORKER_WRITES)
+def test_a_write_of_a_worker_outside_of_the_tensors_is_found(
+    offset: int, where: str, when: str
+) -> None:
     ring, addresses = Ring(2, 1 << 20), []
+
+    def write() -> None:
+        ctypes.c_uint8.from_address(addresses.pop()).value = 0
 
     def collate_fn(samples: Any) -> Any:
         batch = pyparallel.collate(samples)
         addresses.append(batch.data_ptr() + offset)
-        return batch
+        if when == "collating":
+            write()
+        return batch, torch.ones(16)
 
-    def late(*args: Any) -> torch.Tensor:  # the batch is serialized already
-        ctypes.c_uint8.from_address(addresses.pop()).value = 1
+    def late(*args: Any) -> torch.Tensor:
+        write()
         return adopt(*args)
 
     adopt = ring.adopt
-    ring.adopt = late  # type: ignore[method-assign]
+    if when == "sent":
+        ring.adopt = late  # type: ignore[method-assign]
     with pytest.raises(RuntimeError) as caught:
-        Worker(ring, collate_fn).make([torch.ones(20_000)])
-    assert str(caught.value) == BEYOND.format(80_000, where)
+        Worker(ring, collate_fn).make([torch.ones(20_001)])
+    assert str(caught.value) == outside(where, 80_064 + 64)
+    del caught
+    gc.collect()
+    assert ring.holders() == [FREE, FREE]
+
+
+DAMAGED = """
+import pyparallel, torch
+from pyparallel.backend import memory_of
+
+def run(batch):
+    memory_of(batch)[-1] = 0  # the tensor ends before
+
+for batch in pyparallel.DataLoader(range(1), num_workers=1):
+    run(batch)
+del batch
+"""
+
+
+def test_a_write_to_the_last_batch_of_a_program_is_printed() -> None:
+    command = [sys.executable, "-W", "ignore", "-c", DAMAGED]
+    done = subprocess.run(
+        command,
+        env={**os.environ, "PYPARALLEL_DEBUG": "poison"},
+        capture_output=True,
+        text=True,
+    )
+    assert outside("8 to 63, behind the end of a tensor,", 64) in done.stderr
+
+
+@pytest.mark.usefixtures("poisoned")
+def test_the_gaps_of_a_batch_that_leaves_the_ring_are_zeros() -> None:
+    kept = []
+
+    def collate_fn(samples: Any) -> Any:
+        kept.extend(placed(70, 3))
+        return [*kept, torch.ones(3)]
+
+    received = Worker(Ring(1, 1 << 16), collate_fn).make(None)
+    assert not received.message.is_in_ring
+    batch = received.deserialize()
+    first, nbytes, tensors = slab_of(batch)
+    shown = whole(batch[0])
+    places = [byte - first for byte in beyond(first, nbytes, tensors)]
+    assert {shown[place] for place in places if 0 <= place < nbytes} == {0}
