@@ -19,6 +19,7 @@ from ..core.torch_private import TorchLoader, WorkersIter, require
 from . import _random_state
 from ._batch_receiver import BatchReceiver
 from ._iterators import InProcessIterator, WorkersIterator
+from ._loader_state import ordering_parts
 from .preflight import Finding, num_cores
 from .sample_errors import check_policy
 from .state_dict import StatefulLoader
@@ -78,7 +79,8 @@ class DataLoader(StatefulLoader, TorchLoader[_T_co]):
         TypeError: ``ring_slabs``, ``max_ring_bytes`` or ``snapshot_every_n_steps`` is
             not an integer, ``sample_seeds`` is not a bool, or ``sample_seeds`` is True
             with an iterable dataset.
-        ValueError: A number is negative, or torch's ``DataLoader`` raises it.
+        ValueError: A number is negative, a sampler of this package is for another
+            number of samples, or torch's ``DataLoader`` raises it.
 
     Example:
         >>> loader = DataLoader(torch.arange(4), batch_size=2)
@@ -155,6 +157,9 @@ class DataLoader(StatefulLoader, TorchLoader[_T_co]):
         self.sample_seeds = sample_seeds
         self.on_error, self.max_errors = on_error, max_errors
         check_policy(self)
+        for part in ordering_parts(self).values():  # such as SizeBatchSampler
+            if callable(check := getattr(part, "check_loader", None)):
+                check(self)
         self.snapshot_every_n_steps = snapshot_every_n_steps
         self._states_wanted = bool(snapshot_every_n_steps)
         self._receiver = BatchReceiver(ring_slabs, max_ring_bytes)

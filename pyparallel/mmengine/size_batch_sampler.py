@@ -7,6 +7,7 @@ from typing import Any
 
 from ..core.errors import BatchTypeError, type_name
 from ..sampler import size_batch_sampler
+from ..sampler.ranks import Ranks
 from ._upstream import provides
 
 _WHERE = "mmengine.SizeBatchSampler:"
@@ -26,8 +27,6 @@ class SizeBatchSampler(size_batch_sampler.SizeBatchSampler):
             sampler=dict(type="DefaultSampler", shuffle=True),
             batch_sampler=dict(type="pyparallel.SizeBatchSampler", scale=(1333, 800)))
 
-    The Runner calls ``set_epoch`` before each epoch.
-
     Args:
         sampler: A sampler of mmengine, such as ``DefaultSampler``.
         batch_size: The number of samples of a batch, or the largest number with
@@ -41,7 +40,8 @@ class SizeBatchSampler(size_batch_sampler.SizeBatchSampler):
 
     Raises:
         TypeError: The sampler has no dataset, or an argument has the wrong type.
-        ValueError: An argument has an impossible value.
+        ValueError: An argument has an impossible value, or the dataset has another
+            number of samples than ``sizes``.
     """
 
     def __init__(
@@ -68,16 +68,15 @@ class SizeBatchSampler(size_batch_sampler.SizeBatchSampler):
         if max_padded is not None:
             limits = {"max_padded": max_padded, "max_batch_size": batch_size}
         names = {"seed": "seed", "shuffle": "shuffle"}
-        names |= {"num_replicas": "world_size", "rank": "rank"}
+        ranks = getattr(sampler, "world_size", None), getattr(sampler, "rank", None)
+        if ranks != Ranks(_WHERE, None, None).peek():
+            # Else look them up at the first use: the group may be made later.
+            names |= {"num_replicas": "world_size", "rank": "rank"}
         for name, attribute in names.items():
             if (value := getattr(sampler, attribute, None)) is not None:
                 options.setdefault(name, value)
         super().__init__(sizes, **limits, **options)
-
-    @property
-    def sampler(self) -> SizeBatchSampler:
-        """This object: mmengine's hooks call ``set_epoch`` of this attribute."""
-        return self
+        self.check_loader(sampler)
 
 
 def _image_sizes(

@@ -1,10 +1,10 @@
 """Samplers: batches of samples of similar sizes, and evaluation on several ranks.
 
-`distributed_eval_sampler` gives each sample to exactly one rank. The other modules plan
-batches of samples of similar sizes, so that they need little padding.
+`distributed_eval_sampler` gives each sample to exactly one rank. `size_batch_sampler`
+plans batches of similar sizes, so that they need little padding. `size_batcher` does
+the same for streams: it reads windows of samples.
 
-`size_batch_sampler` has the class `SizeBatchSampler`: arguments, iteration and state.
-`size_batcher` has `SizeBatcher`, the same for streams: it reads windows of samples.
+`ranks` looks up the ranks of a sampler, and `_loaders` checks its loader.
 `_measure` evaluates a function for the sizes, and caches them in a file.
 `planner` checks the sizes and makes the plan of an epoch, which is equal on all ranks:
 
@@ -18,6 +18,7 @@ import its modules with that in mind: only the three classes can be imported wit
 __all__ = [
     "distributed_eval_sampler",
     "planner",
+    "ranks",
     "report",
     "size_batch_sampler",
     "size_batcher",

@@ -5,8 +5,6 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-import torch.distributed
-
 from ..batch.padding import Padding
 from ..core.errors import (
     BatchTypeError,
@@ -111,31 +109,6 @@ def _check_limits(
     return limits
 
 
-def find_ranks(
-    where: str, num_replicas: int | None, rank: int | None
-) -> tuple[int, int]:
-    """Return the number of ranks and the rank, from torch.distributed by default.
-
-    Raises:
-        TypeError: One is not an integer.
-        ValueError: One is negative, or the rank is too large.
-    """
-    group = torch.distributed
-    in_group = group.is_available() and group.is_initialized()
-    if num_replicas is None:
-        num_replicas = group.get_world_size() if in_group else 1
-    if rank is None:
-        rank = group.get_rank() if in_group else 0
-    num_replicas = check_int(num_replicas, 1, f"{where} num_replicas")
-    rank = check_int(rank, 0, f"{where} rank")
-    if rank >= num_replicas:
-        raise BatchValueError(
-            f"{where} rank must be less than num_replicas={num_replicas}, but is "
-            f"{rank}. Ranks count from 0."
-        )
-    return num_replicas, rank
-
-
 def check_flags(where: str, **flags: Any) -> None:
     """Check that arguments are bools.
 
@@ -165,16 +138,16 @@ def check_state(
         ValueError: The state has another format or other arguments.
     """
     where = f"{name}.load_state_dict: the state must"
-    if not isinstance(state, dict) or "arguments" not in state:
+    if not isinstance(state, dict) or not isinstance(state.get("arguments"), dict):
         found = list(state)[:4] if isinstance(state, dict) else type_name(state)
         raise SettingValueError(
             f"{where} come from {name}.state_dict(), but is {found}. "
             "States of other samplers are not supported."
         )
-    if state["version"] != version:
+    if state.get("version") != version:
         raise SettingValueError(
             f"{where} be of version {version}, but is of version "
-            f"{state['version']!r}. Load it with the version of pyparallel that "
+            f"{state.get('version')!r}. Load it with the version of pyparallel that "
             "saved it."
         )
     for argument, value in arguments.items():
@@ -191,3 +164,45 @@ def check_state(
                 f"{argument}={found!r}."
             )
     return state
+
+
+def check_numbers(name: str, state: dict[str, Any], **least: int) -> dict[str, int]:
+    """Return entries of a state that must be integers.
+
+    Args:
+        name: The name of the class.
+        state: The argument of ``load_state_dict``.
+        least: The least value of each entry.
+
+    Raises:
+        ValueError: An entry is missing, or is no such integer.
+    """
+    for entry, minimum in least.items():
+        value = state.get(entry)
+        if type(value) is not int or value < minimum:
+            raise SettingValueError(
+                f"{name}.load_state_dict: the entry {entry!r} of the state must be an "
+                f"integer of {minimum} or more, but is {value!r}. Load an undamaged "
+                "state."
+            )
+    return {entry: state[entry] for entry in least}
+
+
+def check_history(name: str, state: dict[str, Any]) -> tuple[tuple[int, int], ...]:
+    """Return the numbers of ranks and steps of the earlier parts of an epoch.
+
+    Raises:
+        ValueError: The entry is missing or no list of pairs of positive integers.
+    """
+    history = state.get("history")
+    if isinstance(history, list) and all(
+        isinstance(part, list)
+        and len(part) == 2
+        and all(type(number) is int and number > 0 for number in part)
+        for part in history
+    ):
+        return tuple((part[0], part[1]) for part in history)
+    raise SettingValueError(
+        f"{name}.load_state_dict: the entry 'history' of the state must be a list of "
+        f"pairs of positive integers, but is {history!r}. Load an undamaged state."
+    )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
 import secrets
 import tempfile
@@ -12,7 +14,13 @@ from typing import Any
 
 import numpy as np
 
-from ..core.errors import BatchTypeError, BatchValueError, type_name
+from ..core.errors import (
+    BatchTypeError,
+    BatchValueError,
+    LoaderWarning,
+    type_name,
+    warn_once,
+)
 from ._division import Sizes
 from .planner import check_sizes
 
@@ -20,6 +28,8 @@ SizeOf = Callable[[int], Any]
 #: The version of the format of a file.
 _VERSION = 1
 _WHERE = "SizeBatchSampler:"
+#: The errors of a disk that is full or read-only, or has no inode or quota left.
+_NO_SPACE = frozenset((errno.ENOSPC, errno.EROFS, errno.EDQUOT))
 
 
 def measure_sizes(
@@ -36,14 +46,27 @@ def measure_sizes(
     Raises:
         TypeError: A size is not an integer or a sequence of integers.
         ValueError: A size is impossible, or the file cannot be used.
+
+    Warns:
+        LoaderWarning: The file could not be written, for example on a full disk.
     """
     if cache is None:
         return _evaluate(size_of, num_samples, progress)
     if _exists(cache):
         return _read(cache, size_of, num_samples)
     sizes = _evaluate(size_of, num_samples, progress)
-    if not cache.exists():  # another process may have been faster
-        _write(cache, sizes)
+    try:
+        if not cache.exists():  # another process may have been faster
+            _write(cache, sizes)
+    except OSError as error:
+        warn_once(
+            "PP218",
+            f"{_WHERE} writing cache={str(cache)!r} failed ({error.strerror}), so the "
+            "next run evaluates all sizes again. Free space on the disk, or use "
+            "another path.",
+            LoaderWarning,
+            str(cache),
+        )
     return sizes
 
 
@@ -84,6 +107,8 @@ def _exists(cache: Path) -> bool:
         with tempfile.TemporaryFile(dir=cache.parent):
             return False
     except OSError as error:
+        if error.errno in _NO_SPACE:  # then writing it fails, too, and warns
+            return False
         raise BatchValueError(
             f"{_WHERE} cache={str(cache)!r} must be in a writable folder, but creating "
             f"a file in it failed ({error.strerror}). Use another path."
@@ -101,7 +126,8 @@ def _write(cache: Path, sizes: Sizes) -> None:
             os.fsync(file.fileno())  # else a crash may store the name alone
         os.replace(unfinished, cache)
     finally:
-        unfinished.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # the error above is the reason
+            unfinished.unlink(missing_ok=True)
 
 
 def _read(cache: Path, size_of: SizeOf, num_samples: int) -> Sizes:

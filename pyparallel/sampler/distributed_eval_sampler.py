@@ -7,7 +7,10 @@ from typing import Any
 
 from torch.utils.data import DistributedSampler
 
-from ._arguments import check_flags, find_ranks
+from ..core.text import plural
+from ._arguments import check_flags
+from ._loaders import check_dataset
+from .ranks import Ranks
 
 _WHERE = "DistributedEvalSampler:"
 
@@ -24,14 +27,11 @@ class DistributedEvalSampler(DistributedSampler[Any]):
     Args:
         dataset: The map-style dataset.
         num_replicas: The number of ranks. None: the size of the default group of
-            ``torch.distributed``, 1 if it is not initialised.
+            ``torch.distributed`` at the first ``iter()`` or ``len()``, 1 if it is not
+            initialised.
         rank: The rank of this process. None: its rank in that group, 0 without one.
         pad: Append one sample on ranks that have one less, for models that communicate
             in their forward pass. Leave it out of the results: see `num_valid`.
-
-    Attributes:
-        num_valid: The number of the rank's own samples. With ``pad``, an appended
-            sample comes after them.
 
     Raises:
         TypeError: An argument has the wrong type.
@@ -53,19 +53,69 @@ class DistributedEvalSampler(DistributedSampler[Any]):
         pad: bool = False,
     ) -> None:
         check_flags(_WHERE, pad=pad)
-        num_replicas, rank = find_ranks(_WHERE, num_replicas, rank)
-        super().__init__(dataset, num_replicas, rank, shuffle=False)
-        self.pad = pad
-        self.num_valid = len(range(rank, len(dataset), num_replicas))
-        padded = -(-len(dataset) // num_replicas)
-        self.num_samples = padded if pad else self.num_valid
-        self.total_size = padded * num_replicas if pad else len(dataset)
+        self._ranks = Ranks(_WHERE, num_replicas, rank)
+        # torch's __init__ would look up the ranks, so its attributes are set here.
+        self.dataset, self.pad = dataset, pad
+        self.epoch = self.seed = 0
+        self.shuffle = self.drop_last = False
+
+    @property
+    def num_replicas(self) -> int:  # type: ignore[override]
+        """The number of ranks."""
+        return self._ranks.use()[0]
+
+    @property
+    def rank(self) -> int:  # type: ignore[override]
+        """The rank of this process."""
+        return self._ranks.use()[1]
+
+    @property
+    def num_valid(self) -> int:
+        """The number of the rank's own samples. An appended sample follows them."""
+        num_replicas, rank = self._ranks.use()
+        return len(range(rank, self._length(), num_replicas))
+
+    @property
+    def num_samples(self) -> int:  # type: ignore[override]
+        """The number of samples of the rank, including an appended one."""
+        if not self.pad:
+            return self.num_valid
+        return -(-self._length() // self.num_replicas)
+
+    @property
+    def total_size(self) -> int:  # type: ignore[override]
+        """The number of samples of all ranks, including appended ones."""
+        if not self.pad:
+            return self._length()
+        return self.num_samples * self.num_replicas
+
+    def _length(self) -> int:
+        return len(self.dataset)  # type: ignore[arg-type]
 
     def __iter__(self) -> Iterator[int]:
-        """Yield the indices of this rank in the order of the dataset."""
-        length = len(self.dataset)  # type: ignore[arg-type]
-        first, step = self.rank, self.num_replicas
+        """Yield the indices of this rank in the order of the dataset.
+
+        Raises:
+            ValueError: The group of ``torch.distributed`` has changed.
+        """
+        (step, first), length = self._ranks.use(), self._length()
         return (
             index % length
             for index in range(first, self.num_samples * step + first, step)
         )
+
+    def check_loader(self, loader: Any) -> None:
+        """Check that a loader has this dataset. `DataLoader` calls it.
+
+        Args:
+            loader: A loader with this ``sampler``.
+
+        Raises:
+            ValueError: The loader's dataset has another length.
+        """
+        check_dataset(self, loader, self._length())
+
+    def __repr__(self) -> str:
+        """Return the main arguments in one line."""
+        samples = plural(self._length(), "sample")
+        return f"{type(self).__name__}({samples}, {self._ranks!r}, pad={self.pad})"

@@ -268,6 +268,8 @@ class Planner:
             is_left[left] = True
             is_left[earlier.samples_of_steps(num_steps)] = False
             left = left[is_left[left]]
+            if num_steps == len(earlier.steps):  # the rest was dropped
+                left = left[:0]
         return self.plan_part(left, num_replicas, self._generator(epoch, len(history)))
 
     def _generator(self, epoch: int, part: int) -> np.random.Generator:

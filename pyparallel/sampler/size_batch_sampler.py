@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
-import copy
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch.utils.data import Sampler
 
 from ..batch.padding import Padding
 from ..core.errors import BatchTypeError, BatchValueError, check_int, type_name
+from ..core.text import plural
 from ._arguments import (
     check_arguments,
     check_flags,
+    check_history,
+    check_numbers,
     check_state,
-    find_ranks,
     import_planner,
 )
+from ._loaders import check_batches, check_dataset, check_loader_of_pass
+from .ranks import Ranks
 
 if TYPE_CHECKING:  # these modules need NumPy, which is optional
     from .planner import Plan
@@ -38,8 +41,9 @@ class SizeBatchSampler(Sampler[list[int]]):
     same number of batches, and the batches of one step have similar costs.
 
     The interface is that of torch's ``DistributedSampler``, but of batches: pass it as
-    ``batch_sampler``, and call `set_epoch` before each epoch. ``max_padded`` is the
-    ``max_tokens`` of fairseq, for any number of dimensions and with the padding;
+    ``batch_sampler``. Each pass is another epoch, with or without `set_epoch`. A pass
+    begins with its first batch. All ranks must begin the same passes. ``max_padded`` is
+    the ``max_tokens`` of fairseq, for any number of dimensions and with the padding;
     ``max_batch_size`` is its ``max_sentences``. `state_dict` and `load_state_dict` are
     torchdata's ``Stateful`` protocol.
 
@@ -63,7 +67,8 @@ class SizeBatchSampler(Sampler[list[int]]):
             other ones in each epoch. Otherwise the last batch is smaller, and the last
             step repeats batches on ranks that would have none.
         num_replicas: The number of ranks. None: the size of the default group of
-            ``torch.distributed``, 1 if it is not initialised.
+            ``torch.distributed`` at the first ``iter()``, ``len()`` or `report`, 1 if
+            it is not initialised.
         rank: The rank of this process. None: its rank in that group, 0 without one.
         skip_oversized: Leave out samples that alone exceed ``max_padded``, instead of
             an error. `num_skipped` is their number.
@@ -75,7 +80,6 @@ class SizeBatchSampler(Sampler[list[int]]):
             compare them. Delete the file if other sizes change.
 
     Attributes:
-        epoch: The number of the epoch, by `set_epoch`.
         sizes: The sizes as an array ``(n, d)``.
         num_skipped: The number of samples that were left out as oversized.
 
@@ -134,7 +138,7 @@ class SizeBatchSampler(Sampler[list[int]]):
             skip_oversized=skip_oversized,
         )
         check_flags(_WHERE, progress=progress)
-        self.num_replicas, self.rank = find_ranks(_WHERE, num_replicas, rank)
+        self._ranks = Ranks(_WHERE, num_replicas, rank)
         if callable(sizes):
             self.sizes = _evaluate_sizes(sizes, num_samples, progress, cache)
         else:
@@ -154,25 +158,68 @@ class SizeBatchSampler(Sampler[list[int]]):
         self.num_skipped = len(self.sizes) - len(self._planner.candidates)
         self._arguments["num_samples"] = len(self.sizes)
         self._arguments["checksum"] = self._planner.checksum()
-        self.epoch = 0
-        # The parts of this epoch before the last change of the number of ranks.
-        self._history: list[list[int]] = []
-        # The steps of this part that were yielded, and those that iter() skips.
-        self._step = self._first_step = 0
+        # Where a pass begins, or the position after the last batch.
+        self._position = _first(0)
+        # The number of the epoch after this one, if the position is used.
+        self._next_epoch = 1
+        # Where the last pass began, None after set_epoch() or load_state_dict().
+        self._reported: _Position | None = None
         self._plan: Plan | None = None
         self._plan_key: Any = None
 
+    @property
+    def epoch(self) -> int:
+        """The number of the current epoch, between two passes that of the next."""
+        return self._position.epoch
+
+    @property
+    def num_replicas(self) -> int:
+        """The number of ranks."""
+        return self._ranks.use()[0]
+
+    @property
+    def rank(self) -> int:
+        """The rank of this process."""
+        return self._ranks.use()[1]
+
+    @property
+    def sampler(self) -> SizeBatchSampler:
+        """This object: Lightning, accelerate and mmengine call its ``set_epoch``."""
+        return self
+
     def __iter__(self) -> Iterator[list[int]]:
-        """Yield the batches of this rank in this epoch, after a loaded position."""
-        first, self._first_step = self._first_step, 0
-        if not first and self._step:  # a new pass, not the rest of a resumed one
-            self._history = []
-        self._step = first
-        plan = self._make_plan()
-        for step in range(first, len(plan.steps)):
-            self._step = step + 1
-            yield plan.batch(step, self.rank)
-        self._step, self._history = 0, []
+        """Yield the batches of this rank in this epoch, after a loaded position.
+
+        Raises:
+            ValueError: The sizes are not those of the loader's dataset, if it is known,
+                or the group of ``torch.distributed`` has changed.
+        """
+        check_loader_of_pass(self)
+        num_replicas, rank = self._ranks.use()
+        start = self._find_start()
+        # set_epoch() may follow before the first batch, unless this is a rest.
+        is_rest = bool(start.history or start.step)
+        return self._pass(num_replicas, rank, start if is_rest else None)
+
+    def _find_start(self) -> _Position:
+        """Return the position where the next pass begins."""
+        if self._position.is_used:
+            self._position = _first(self._next_epoch)
+        return self._position
+
+    def _pass(
+        self, num_replicas: int, rank: int, rest: _Position | None
+    ) -> Iterator[list[int]]:
+        position = rest or self._find_start()
+        if position is self._position:  # set_epoch() was not called since iter()
+            self._next_epoch = position.next_epoch
+        self._reported = position = position.divide(num_replicas)
+        plan = self._make_plan(position)
+        for step in range(position.step, len(plan.steps)):
+            # In one assignment, because another thread may call set_epoch().
+            self._position = position._replace(step=step + 1, is_used=True)
+            yield plan.batch(step, rank)
+        self._position = _first(self._next_epoch)
 
     def __len__(self) -> int:
         """Return the number of batches of each rank in this epoch.
@@ -180,18 +227,22 @@ class SizeBatchSampler(Sampler[list[int]]):
         With ``max_padded`` it may differ between epochs. In a resumed epoch it includes
         the batches before the loaded position.
         """
-        before = sum(num_steps for _, num_steps in self._history)
-        return before + len(self._make_plan().steps)
+        position = self._position.divide(self._ranks.use()[0])
+        before = sum(num_steps for _, num_steps in position.history)
+        return before + len(self._make_plan(position).steps)
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the number of the epoch, which determines the plan.
+        """Set the number of the epoch that the next pass begins.
 
-        A loaded position is kept if its epoch has the same number.
+        It determines the plan. Without this call, each pass begins the epoch after that
+        of the pass before it, even if that pass was left. A loaded position is kept if
+        its epoch has the same number.
         """
         epoch = check_int(epoch, 0, "SizeBatchSampler.set_epoch: epoch")
-        if epoch != self.epoch:
-            self.epoch, self._history = epoch, []
-            self._step = self._first_step = 0
+        self._next_epoch = epoch  # for a pass that yields further batches
+        self._reported = None
+        if self._position.is_used or epoch != self._position.epoch:
+            self._position = _first(epoch)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position after the last batch that was yielded.
@@ -200,12 +251,14 @@ class SizeBatchSampler(Sampler[list[int]]):
         ``torch.save`` support it. Loaders prefetch batches: take the state of the
         loader, which has the state of this sampler at the batch in use.
         """
+        position = self._position
         return {
             "version": _VERSION,
-            "epoch": self.epoch,
-            "history": copy.deepcopy(self._history),
-            "num_replicas": self.num_replicas,
-            "step": self._step or self._first_step,
+            "epoch": position.epoch,
+            "next_epoch": self._next_epoch if position.is_used else position.next_epoch,
+            "history": [list(part) for part in position.history],
+            "num_replicas": position.num_replicas or self._ranks.peek()[0],
+            "step": position.step,
             "arguments": dict(self._arguments),
         }
 
@@ -213,25 +266,28 @@ class SizeBatchSampler(Sampler[list[int]]):
         """Let the next ``iter()`` continue after a position.
 
         The number of ranks may have changed: the samples that no rank has used are
-        divided between the ranks of today, and each is used once.
+        divided between the ranks of today, and each is used once. At the end of an
+        epoch, ``iter()`` yields nothing, and the one after it begins the next epoch.
 
         Args:
             state_dict: A return value of `state_dict`, of any rank.
 
         Raises:
             ValueError: The state has another format, or belongs to a sampler with other
-                arguments or sizes.
+                arguments or sizes. The sampler is unchanged.
         """
         state = check_state("SizeBatchSampler", state_dict, _VERSION, self._arguments)
-        self.epoch, self._history = state["epoch"], copy.deepcopy(state["history"])
-        step, num_replicas = state["step"], state["num_replicas"]
-        if num_replicas != self.num_replicas and step:
-            self._history.append([num_replicas, step])
-            step = 0
-        self._first_step, self._step = step, 0
+        least = {"epoch": 0, "next_epoch": 0, "step": 0, "num_replicas": 1}
+        numbers = check_numbers("SizeBatchSampler", state, **least)
+        history = check_history("SizeBatchSampler", state)
+        self._position = _Position(history=history, is_used=False, **numbers)
+        self._reported = None
 
     def report(self) -> SizeBatchReport:
-        """Compare the plan of this epoch with random batches.
+        """Compare the plan of an epoch with random batches.
+
+        It is the epoch of the last pass. Before a pass, and after `set_epoch`, it is
+        the epoch that the next pass begins.
 
         Returns:
             The share of padding, the number of shapes, the balance of the ranks, and
@@ -239,16 +295,77 @@ class SizeBatchSampler(Sampler[list[int]]):
         """
         from .report import make_report
 
-        return make_report(self._planner, self._make_plan(), self.epoch)
+        position = self._reported or self._position
+        position = position.divide(self._ranks.use()[0])
+        return make_report(self._planner, self._make_plan(position), position.epoch)
 
-    def _make_plan(self) -> Plan:
-        """Return the plan of the rest of this epoch. The last one is kept."""
-        history = [(replicas, num_steps) for replicas, num_steps in self._history]
-        key = (self.epoch, history)
+    def check_loader(self, loader: Any) -> None:
+        """Check that a loader can use this sampler. `DataLoader` calls it.
+
+        Args:
+            loader: A loader with this ``batch_sampler``.
+
+        Raises:
+            TypeError: The sampler was passed as ``sampler``.
+            ValueError: The number of sizes is not the number of samples of the dataset.
+        """
+        check_batches(self, loader)
+        check_dataset(self, loader, len(self.sizes))
+
+    def __repr__(self) -> str:
+        """Return the main arguments in one line."""
+        limits = {k: self._arguments[k] for k in ("batch_size", "max_padded")}
+        limit = ", ".join(f"{name}={value}" for name, value in limits.items() if value)
+        return (
+            f"{type(self).__name__}({plural(len(self.sizes), 'sample')}, {limit}, "
+            f"epoch={self.epoch}, {self._ranks!r})"
+        )
+
+    def _make_plan(self, position: _Position) -> Plan:
+        """Return the plan of a part of an epoch. The last one is kept."""
+        key = position.epoch, position.num_replicas, position.history
         if self._plan is None or key != self._plan_key:
-            self._plan = self._planner.plan(self.epoch, self.num_replicas, history)
-            self._plan_key = key
+            self._plan, self._plan_key = self._planner.plan(*key), key
+        num_steps = len(self._plan.steps)
+        if position.step > num_steps:
+            raise BatchValueError(
+                f"{_WHERE} a loaded position must be in its epoch of {num_steps} "
+                f"batches, but is after batch {position.step}. Load an undamaged state."
+            )
         return self._plan
+
+
+class _Position(NamedTuple):
+    """A place in an epoch.
+
+    Attributes:
+        epoch: The number of the epoch.
+        next_epoch: The number of the epoch after it.
+        history: The parts of the epoch before the last change of the number of ranks:
+            their numbers of ranks and of steps.
+        num_replicas: The number of ranks of the last part, 0 before its first step.
+        step: The number of its steps that were yielded.
+        is_used: A pass of this sampler has yielded the last of these steps.
+    """
+
+    epoch: int
+    next_epoch: int
+    history: tuple[tuple[int, int], ...] = ()
+    num_replicas: int = 0
+    step: int = 0
+    is_used: bool = False
+
+    def divide(self, num_replicas: int) -> _Position:
+        """Return the position for a number of ranks, which may be another one."""
+        if num_replicas == self.num_replicas or not self.step:
+            return self._replace(num_replicas=num_replicas)
+        history = (*self.history, (self.num_replicas, self.step))
+        return self._replace(history=history, num_replicas=num_replicas, step=0)
+
+
+def _first(epoch: int) -> _Position:
+    """Return the start of an epoch."""
+    return _Position(epoch, epoch + 1)
 
 
 def _check_unused(**options: Any) -> None:

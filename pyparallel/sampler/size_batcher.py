@@ -141,8 +141,9 @@ class SizeBatcher(IterableDataset[list[T]]):
     def set_epoch(self, epoch: int) -> None:
         """Set the number of the epoch, also of the dataset if it has ``set_epoch``.
 
-        Call it before ``iter()``. It does not reach workers that are kept for several
-        epochs. A loaded position is kept if its epoch has the same number.
+        Call it before each ``iter()``: passes are not counted, because each worker of a
+        loader has a copy of this object. It does not reach workers that are kept for
+        several epochs. A loaded position is kept if its epoch has the same number.
         """
         epoch = check_int(epoch, 0, "SizeBatcher.set_epoch: epoch")
         if set_epoch := getattr(self.dataset, "set_epoch", None):

@@ -520,4 +520,5 @@ def test_states_of_other_samplers_are_errors() -> None:
         text = f"SizeBatchSampler.load_state_dict: the state must {message}"
         with pytest.raises(ValueError, match=f"^{re.escape(text)}$"):
             sampler.load_state_dict(state)
+        sampler.set_epoch(0)
         assert list(sampler) == expected

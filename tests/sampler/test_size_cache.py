@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 from collections.abc import Callable
@@ -13,7 +14,7 @@ import pytest
 import sampler_ranks
 from distributed_ranks import launch
 
-from pyparallel import SizeBatchSampler
+from pyparallel import LoaderWarning, SizeBatchSampler
 from pyparallel.sampler import _measure
 
 pytestmark = pytest.mark.one_backend
@@ -57,10 +58,11 @@ def test_sizes_are_evaluated_once(cache: Path, sizes: list[Any]) -> None:
     read = sampler_of(cache, sizes, second)
     assert first == list(range(len(sizes)))
     assert second == sorted({first[0], first[-1]} if first else ())
+    batches = list(expected)
     for sampler in (written, read):
         assert (sampler.sizes == expected.sizes).all()
         assert sampler.sizes.dtype == expected.sizes.dtype
-        assert list(sampler) == list(expected)
+        assert list(sampler) == batches
         assert sampler.state_dict() == expected.state_dict()
     assert cache.read_bytes() == content
     assert os.listdir(cache.parent) == [cache.name]
@@ -203,17 +205,50 @@ def test_a_file_is_complete_when_it_appears(
     assert os.listdir(cache.parent) == [cache.name]
 
 
-def test_a_failed_write_leaves_no_file(
-    cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fail(descriptor: int) -> None:
-        raise OSError(28, "No space left on device")
+def fail_with(number: int) -> Callable[..., Any]:
+    def fail(*args: Any, **options: Any) -> Any:
+        raise OSError(number, os.strerror(number))
 
+    return fail
+
+
+#: The step of writing at which a disk fails: the module, its function, the error.
+FAILURES: dict[str, tuple[Any, str, int]] = {
+    "full before": (_measure.tempfile, "TemporaryFile", errno.ENOSPC),
+    "read-only before": (_measure.tempfile, "TemporaryFile", errno.EROFS),
+    "no quota before": (_measure.tempfile, "TemporaryFile", errno.EDQUOT),
+    "read-only at the start": (Path, "open", errno.EROFS),
+    "full": (_measure.np, "savez", errno.ENOSPC),
+    "full at the end": (os, "fsync", errno.ENOSPC),
+    "damaged": (os, "fsync", errno.EIO),
+    "no longer writable": (os, "replace", errno.EACCES),
+}
+
+
+@pytest.mark.parametrize("name", FAILURES)
+def test_a_failed_write_keeps_the_sizes_and_leaves_no_file(
+    cache: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    module, function, number = FAILURES[name]
+    monkeypatch.setattr(module, function, fail_with(number))
+    if name.endswith("before"):  # such a disk fails in each step
+        monkeypatch.setattr(Path, "open", fail_with(number))
+    text = (
+        f"[PP218] SizeBatchSampler: writing cache={str(cache)!r} failed "
+        f"({os.strerror(number)}), so the next run evaluates all sizes again. Free "
+        "space on the disk, or use another path."
+    )
+    calls: list[int] = []
+    with pytest.warns(LoaderWarning, match=f"^{re.escape(text)}$"):
+        sampler = sampler_of(cache, calls=calls)
+    assert sampler.sizes.tolist() == SIZES
+    assert calls == list(range(len(SIZES)))
+    assert os.listdir(cache.parent) == []
+
+
+def test_wrong_sizes_leave_no_file(cache: Path) -> None:
     with pytest.raises(ValueError, match=r"^SizeBatchSampler: sizes\[2\] must be "):
         sampler_of(cache, [1, 2, -3])
-    monkeypatch.setattr(os, "fsync", fail)
-    with pytest.raises(OSError, match="No space left on device"):
-        sampler_of(cache)
     assert os.listdir(cache.parent) == []
 
 
