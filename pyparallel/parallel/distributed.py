@@ -29,7 +29,7 @@ from ..batch import pytree
 from ..batch.container import DataContainer
 from ..core.devices import HOST, current_device
 from ..core.errors import ModelsDifferError
-from ..core.torch_private import ignored_by_ddp, require
+from ..core.torch_private import ignored_by_ddp, outside_autocast, require
 from ..core.tracing import span
 from ..scatter_gather.scatter import first_arguments, scatter_kwargs
 
@@ -289,7 +289,8 @@ def broadcast_from_first(
         max_nbytes: approximate size of one broadcast in bytes.
     """
     for bucket in _buckets(tensors, max_nbytes):
-        flat = torch.cat([tensor.detach().reshape(-1) for tensor in bucket])
+        with outside_autocast():
+            flat = torch.cat([tensor.detach().reshape(-1) for tensor in bucket])
         # As bytes, because gloo refuses some dtypes, such as int16 and float8.
         dist.broadcast(flat.view(torch.uint8), group=group, group_src=0)
         parts = torch.split(flat, [tensor.numel() for tensor in bucket])
