@@ -1,13 +1,11 @@
 """Save a loader between two epochs: its arguments, samplers and generators.
 
 `state_between_epochs` returns the state from which the next ``iter()`` begins an epoch.
-`from_version_1` converts states that earlier versions wrote.
 """
 
 from __future__ import annotations
 
 import contextlib
-import copy
 from typing import Any
 
 import torch
@@ -21,9 +19,6 @@ from ._sampler_state import (
     save_sampler,
     unwrap_batch_sampler,
 )
-
-#: The version of the format. `from_version_1` converts the only older one.
-VERSION = 2
 
 
 def ordering_parts(loader: Any) -> dict[str, Any]:
@@ -69,6 +64,35 @@ def set_epochs(parts: dict[str, Any], numbers: dict[str, int]) -> None:
                 part.epoch = number
 
 
+def restore_epochs(loader: Any, saved: dict[str, int]) -> None:
+    """Restore the epoch numbers of a state between two epochs.
+
+    The user may have called ``set_epoch`` for the next epoch before loading the state.
+    Such a number is kept. It differs from the last one that the loader has seen, or it
+    was set before a new loader was made, and is larger than the saved one.
+    """
+    parts = ordering_parts(loader)
+    now, seen = find_epochs(parts), seen_epochs(loader)
+    is_new = loader._progress is None and not loader._has_loaded
+    for name, number in saved.items():
+        has_set = name in now and (
+            now[name] != seen.get(name, now[name]) or (is_new and now[name] > number)
+        )
+        if not has_set:
+            set_epochs(parts, {name: number})
+
+
+def seen_epochs(loader: Any) -> dict[str, int]:
+    """Return the epoch numbers that a loader has seen.
+
+    It sees them when it is made, when it loads a state, and when an epoch begins and
+    ends.
+    """
+    progress = loader._progress
+    found = loader._epochs_seen if progress is None else progress.epochs_seen
+    return dict(found)
+
+
 def saved_arguments(loader: Any) -> dict[str, Any]:
     """Return the arguments of a loader that its state depends on."""
     style = "iterable" if isinstance(loader.dataset, IterableDataset) else "map-style"
@@ -112,7 +136,6 @@ def state_between_epochs(
     if asks_dataset and isinstance(sampler, ExceptionWrapper):
         sampler.reraise()
     return {
-        "version": VERSION,
         "loader": saved_arguments(loader),
         "random": _random_state.capture(find_generators(parts)),
         "epochs": find_epochs(parts),
@@ -147,22 +170,6 @@ def sample_numbers(loader: Any, known: dict[str, int] | None) -> dict[str, int] 
         return None
     generator = loader.generator or torch.default_generator
     return known or {"seed": generator.initial_seed(), "epoch": 0}
-
-
-def from_version_1(state: dict[str, Any]) -> dict[str, Any]:
-    """Convert a state of version 1, which contained tensors."""
-    convert = _random_state.from_version_1
-    state = copy.deepcopy(state)
-    workers = {str(worker): record for worker, record in state["workers"].items()}
-    for record in workers.values():
-        record["random"] = record["random"] and convert(record["random"])
-    if state["epoch"] is not None:
-        state["epoch"]["start"] = convert(state["epoch"]["start"])
-    state.update(version=VERSION, random=convert(state["random"]), workers=workers)
-    state["loader"]["sample_seeds"] = False
-    state["samples"] = None
-    state["errors"], state["ranks"] = [], None
-    return state
 
 
 def _is_map_style(dataset: Any) -> bool:

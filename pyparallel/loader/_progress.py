@@ -49,6 +49,7 @@ class Progress:
         base_seed: The base seed of the workers.
         finished: The epoch has ended.
         failed: A batch of the epoch raised an exception.
+        epochs_seen: The numbers of ``set_epoch`` when the epoch began or ended.
         reader: The thread of a `PreDataLoader` that reads ahead of its loop. None after
             the loop has received all batches.
     """
@@ -69,12 +70,15 @@ class Progress:
         state: dict[str, Any]
         state = loader._loaded or state_between_epochs(loader, last, asks_dataset=False)
         state = {**state, "samples": sample_numbers(loader, state["samples"])}
+        self._parts = ordering_parts(loader)
+        if state["epoch"] is None:  # the user may have called set_epoch() since
+            state["epochs"] = find_epochs(self._parts)
         self.samples: dict[str, int] | None = state["samples"]
         self.seeds_samples: bool = loader.sample_seeds
         self.policy = ErrorPolicy(loader) if loader.on_error != "raise" else None
         self._max_errors: int = loader.max_errors
         self.errors = [SampleError(*error) for error in state["errors"]]
-        self._generators = find_generators(ordering_parts(loader))
+        self._generators = find_generators(self._parts)
         self._sampler = loader._index_sampler
         self._ranks = find_ranks(self._sampler)
         self._iterable = state["loader"]["dataset"] == "iterable"
@@ -98,40 +102,32 @@ class Progress:
         self._continued = loader._loaded is not None
         self._has_workers = loader.num_workers > 0
         if self._continued:
-            self._continue(state, loader)
+            self._continue(state, loader.generator)
+        self.epochs_seen = find_epochs(self._parts)
 
-    def _continue(self, state: dict[str, Any], loader: Any) -> None:
-        """Restore samplers and random states from a state.
-
-        If the number of ranks has changed, a rank keeps its own random states. With
-        those of one saved rank, all ranks would draw the same numbers.
-        """
-        own = _random_state.capture(self._generators)
+    def _continue(
+        self, state: dict[str, Any], generator: torch.Generator | None
+    ) -> None:
+        """Restore samplers and random states from a state."""
         if state["epoch"] is not None:
             self._epoch = {name: state["epoch"][name] for name in self._epoch}
             self.num_delivered = self._num_before = state["given"]
             self.dataset.turn = state["epoch"]["turn"]
-            set_epochs(ordering_parts(loader), self._epoch["epochs"])
+            if not self._iterable:
+                self._continue_order(state, generator)
+                return
         elif state["sampler"] is not None:
-            # Its state may have an epoch, and set_epoch() may have been called since.
-            epochs = find_epochs(ordering_parts(loader))
             self._prepare_sampler(state)
-            set_epochs(ordering_parts(loader), epochs)
+            # Its state may have another number than set_epoch() has set since.
+            set_epochs(self._parts, state["epochs"])
         _random_state.restore(self._epoch["start"], self._generators)
         if self._iterable:
             if self.base_seed is not None:
                 self._random_at_end = state["random"]
-        elif state["epoch"] is not None:
-            if self._replay(state, loader.generator):
-                _random_state.restore(own, self._generators)
-                self._epoch.update(start=own, seeds=True)
-                self.base_seed = None
-            else:
-                self._random_after_seed = state["random"]
         elif self.base_seed is not None:  # persistent workers drew no new seed
             self.order = Order(self._sampler)
+            self._has_replayed = True
             self._random_after_seed = _random_state.capture(self._generators)
-        self._has_replayed = self.order is not None
 
     def _prepare_sampler(self, state: dict[str, Any]) -> None:
         """Restore a stateful sampler that was between two epochs."""
@@ -147,14 +143,57 @@ class Progress:
                 "of state_dict."
             )
 
-    def _replay(self, state: dict[str, Any], generator: torch.Generator | None) -> bool:
-        """Draw the same indices again. Keep the ones that were not delivered.
+    def _continue_order(
+        self, state: dict[str, Any], generator: torch.Generator | None
+    ) -> None:
+        """Restore the order of the indices, and the random states.
+
+        The number of the epoch is that of the state. If the sampler yields other
+        indices, it is the number of the user's ``set_epoch``: a state of version 2 has
+        another one if its epoch followed a state between two epochs. The checksum of
+        the indices decides.
+
+        If the number of ranks has changed, a rank keeps its own random states. With
+        those of one saved rank, all ranks would draw the same numbers.
+
+        Raises:
+            RuntimeError: The sampler does not yield the same indices again.
+        """
+        own, users = _random_state.capture(self._generators), find_epochs(self._parts)
+        saved = self._epoch["epochs"]
+        for epochs in [saved] if saved == users else [saved, users]:
+            self._epoch["epochs"] = epochs
+            set_epochs(self._parts, epochs)
+            _random_state.restore(self._epoch["start"], self._generators)
+            is_moved = self._replay(state, generator)
+            if is_moved is not None:
+                break
+        else:
+            raise RuntimeError(
+                f"DataLoader.load_state_dict: the sampler must yield its first "
+                f"{state['epoch']['drawn']} batches of indices again, but yields "
+                f"others with the restored random states. Load the state of the same "
+                f"rank, sampler and data. If the sampler has its own randomness, add "
+                f"state_dict and load_state_dict to it."
+            )
+        self._has_replayed = True
+        if is_moved:
+            _random_state.restore(own, self._generators)
+            self._epoch.update(start=own, seeds=True)
+            self.base_seed = None
+        else:
+            self._random_after_seed = state["random"]
+
+    def _replay(
+        self, state: dict[str, Any], generator: torch.Generator | None
+    ) -> bool | None:
+        """Draw the same indices again, with the current numbers of the epoch.
 
         If the number of ranks has changed, the indices of the saved rank are drawn and
         compared, and then the unused ones of all ranks are dealt again.
 
         Returns:
-            True if the number of ranks has changed.
+            True if the number of ranks has changed. None if the indices differ.
         """
         epoch, num_delivered = state["epoch"], state["given"]
         saved, now = state["ranks"], self._ranks
@@ -192,13 +231,7 @@ class Progress:
             and (state["sampler"] is not None or order.digest == epoch["digest"])
         )
         if not is_same:
-            raise RuntimeError(
-                f"DataLoader.load_state_dict: the sampler must yield its first "
-                f"{epoch['drawn']} batches of indices again, but yields others with "
-                f"the restored random states. Load the state of the same rank, sampler "
-                f"and data. If the sampler has its own randomness, add state_dict and "
-                f"load_state_dict to it."
-            )
+            return None
         if is_moved and now is not None:
             now["history"].append([saved["num_replicas"], num_delivered - before])
             self.order = Order(sampler_of(self._sampler, now))
@@ -282,6 +315,7 @@ class Progress:
     def finish(self) -> None:
         """End the epoch. Its last batches may have raised exceptions."""
         self.finished = True
+        self.epochs_seen = find_epochs(self._parts)
         if self.order is not None:
             self.num_delivered = self.order.num_yielded
             self.order.drop_states(self.num_delivered)
@@ -313,7 +347,7 @@ class Progress:
         if self.finished:
             return state_between_epochs(loader, self)
         if not self.num_delivered and (self._continued or self._has_workers):
-            return dict(self._initial)
+            return self._initial
         workers = self.dataset.copy_records(self.num_delivered)
         if self._read_after_error and any(r["state"] is None for r in workers.values()):
             raise RuntimeError(

@@ -70,31 +70,34 @@ def capture(generators: dict[str, torch.Generator]) -> dict[str, Any]:
 
 def restore(state: dict[str, Any], generators: dict[str, torch.Generator]) -> None:
     """Restore a state that `capture` returned."""
-    torch.set_rng_state(_decode_tensor(state["torch"]))
+    numpy = _numpy_random()
+    _restore(state, generators, torch.default_generator, random, numpy)
+
+
+def check(state: dict[str, Any], generators: dict[str, torch.Generator]) -> None:
+    """Raise an error if `restore` would raise one. This changes no random state."""
+    numpy = _numpy_random()
+    copies = {name: torch.Generator(each.device) for name, each in generators.items()}
+    others = torch.Generator(), random.Random(), numpy and numpy.RandomState()
+    _restore(state, copies, *others)
+
+
+def _restore(
+    state: dict[str, Any],
+    generators: dict[str, torch.Generator],
+    for_torch: torch.Generator,
+    for_python: Any,
+    for_numpy: Any,
+) -> None:
+    for_torch.set_state(_decode_tensor(state["torch"]))
     version, words, gauss = state["python"]
-    random.setstate((version, _PYTHON.unpack(base64.b64decode(words)), gauss))
+    for_python.setstate((version, _PYTHON.unpack(base64.b64decode(words)), gauss))
     for name, generator in generators.items():
         generator.set_state(_decode_tensor(state["generators"][name]))
-    numpy = _numpy_random()
-    if numpy is not None and "numpy" in state:
+    if for_numpy is not None and "numpy" in state:
         key, *rest = state["numpy"]
-        numpy.set_state(("MT19937", _NUMPY.unpack(base64.b64decode(key)), *rest))
-
-
-def from_version_1(state: dict[str, Any]) -> dict[str, Any]:
-    """Convert a state of version 1, which contained tensors."""
-    version, words, gauss = state["python"]
-    found: dict[str, Any] = {
-        "torch": _encode_tensor(state["torch"]),
-        "python": [version, _encode(_PYTHON.pack(*words)), gauss],
-        "generators": {
-            k: _encode_tensor(each) for k, each in state["generators"].items()
-        },
-    }
-    if "numpy" in state:
-        key, *rest = state["numpy"]
-        found["numpy"] = [_encode_tensor(key), *rest]
-    return found
+        words = _NUMPY.unpack(base64.b64decode(key))
+        for_numpy.set_state(("MT19937", words, *rest))
 
 
 def _encode(data: bytes | bytearray) -> str:

@@ -19,7 +19,7 @@ from ..core.torch_private import TorchLoader, WorkersIter, require
 from . import _random_state
 from ._batch_receiver import BatchReceiver
 from ._iterators import InProcessIterator, WorkersIterator
-from ._loader_state import ordering_parts
+from ._loader_state import find_epochs, ordering_parts
 from .preflight import Finding, num_cores
 from .sample_errors import check_policy
 from .state_dict import StatefulLoader
@@ -163,6 +163,7 @@ class DataLoader(StatefulLoader, TorchLoader[_T_co]):
         self.snapshot_every_n_steps = snapshot_every_n_steps
         self._states_wanted = bool(snapshot_every_n_steps)
         self._receiver = BatchReceiver(ring_slabs, max_ring_bytes)
+        self._epochs_seen = find_epochs(ordering_parts(self))
 
     def stats(self) -> LoaderStats:
         """Return the statistics since the loader was made."""

@@ -8,25 +8,27 @@ values on assignment, so no code of torch is repeated here.
 
 from __future__ import annotations
 
-import copy
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 from torch.utils.data import IterableDataset, IterDataPipe
 
+from . import _random_state
 from ._dataset_state import DatasetTracker, StatefulWorkerInit, TrackedDataset
 from ._loader_state import (
-    VERSION,
+    find_epochs,
     find_generators,
-    from_version_1,
     ordering_parts,
+    restore_epochs,
     saved_arguments,
-    set_epochs,
     state_between_epochs,
 )
 from ._progress import Progress
 from ._sample_reader import SampleReader
+from ._state_format import decode, encode
 from .sample_errors import Failure, SampleError
 from .tracebacks import hide_frames
 
@@ -38,6 +40,10 @@ class StatefulLoader:
     _progress: Progress | None = None
     #: The state from which the next iterator continues.
     _loaded: dict[str, Any] | None = None
+    #: Whether the loader has loaded a state.
+    _has_loaded = False
+    #: The numbers of ``set_epoch`` when the loader was made, or loaded its last state.
+    _epochs_seen: Mapping[str, int] = MappingProxyType({})
     #: Whether workers report the states of their dataset from the first batch on.
     _states_wanted = False
 
@@ -46,10 +52,12 @@ class StatefulLoader:
 
         The protocol is that of torchdata's ``StatefulDataLoader``: these two methods.
         Datasets, samplers and their iterators that have the same two methods save and
-        restore their own state. The contents differ from torchdata's. They are nested
-        dicts, lists, strings and numbers, if the states of datasets and samplers are.
-        ``json``, ``torch.save`` and ``torch.load(weights_only=True)`` support them, and
-        ``==`` compares them.
+        restore their own state. The contents differ from torchdata's: an integer and
+        two texts under the same keys at each position, with a checksum. ``json``,
+        ``torch.save``, ``torch.load(weights_only=True)`` and
+        ``torch.distributed.checkpoint`` support them, and ``==`` compares them. The
+        exception is a state of a dataset or a sampler with objects that
+        ``weights_only=True`` refuses: the state then contains these objects.
 
         A batch counts once ``next()`` has returned it. The state includes the random
         states of torch (CPU), ``random``, NumPy and the loader's generators.
@@ -64,6 +72,10 @@ class StatefulLoader:
                 the reason.
             TypeError: The dataset is an ``IterDataPipe``.
         """
+        return encode(self._position())
+
+    def _position(self) -> dict[str, Any]:
+        """Return the state before it is encoded."""
         self._must_be_resumable("state_dict")
         progress = self._progress
         reader = None if progress is None else progress.reader
@@ -75,7 +87,10 @@ class StatefulLoader:
             )
         self._states_wanted = True
         if self._loaded is not None:
-            return dict(self._loaded)
+            if self._loaded["epoch"] is not None:
+                return self._loaded
+            # The user may have called set_epoch() since.
+            return {**self._loaded, "epochs": find_epochs(ordering_parts(self))}
         if progress is None:
             return state_between_epochs(self, None)
         return progress.state(self)
@@ -105,22 +120,25 @@ class StatefulLoader:
                 was loaded before.
 
         Raises:
-            ValueError: The state has another format or version, or belongs to a loader
-                with other arguments. The loader is unchanged.
+            ValueError: The state has another format or version, was changed or
+                damaged, or belongs to a loader with other arguments. The loader is
+                unchanged.
             RuntimeError: ``in_order=False`` with workers. ``iter()`` raises this as
                 well, if the sampler does not yield the same indices again.
             TypeError: The dataset is an ``IterDataPipe``.
         """
         self._must_be_resumable("load_state_dict")
-        if state_dict != {}:
-            state_dict = _check_state(self, state_dict)
+        loaded = None if state_dict == {} else _check_state(self, state_dict)
+        if loaded is not None:
             self._states_wanted = True
+            if loaded["epoch"] is None:
+                # Now, because the user may call set_epoch() before iter().
+                restore_epochs(self, loaded["epochs"])
+            self._has_loaded = True
+        self._epochs_seen = find_epochs(ordering_parts(self))
         self._iterator: Any = None  # its persistent workers are at another position
         self._progress = None
-        self._loaded = copy.deepcopy(state_dict) or None
-        if state_dict and state_dict["epoch"] is None:
-            # Now, because the user may call set_epoch() before iter().
-            set_epochs(ordering_parts(self), state_dict["epochs"])
+        self._loaded = loaded
 
     def _must_be_resumable(self, method: str) -> None:
         loader: Any = self
@@ -136,25 +154,10 @@ class StatefulLoader:
             )
 
 
-def _check_state(loader: Any, state: Any) -> Any:
-    """Return a state in the current format. Raise ``ValueError`` if it does not fit."""
+def _check_state(loader: Any, saved: Any) -> dict[str, Any]:
+    """Return the decoded state. Raise ``ValueError`` if it does not fit."""
     where = "DataLoader.load_state_dict: the state must"
-    if not isinstance(state, dict) or "version" not in state or "loader" not in state:
-        found = list(state)[:4] if isinstance(state, dict) else type(state).__name__
-        raise ValueError(
-            f"{where} come from DataLoader.state_dict(), but is {found}. "
-            f"States of other loaders are not supported."
-        )
-    if state["version"] == 1:
-        state = from_version_1(state)
-    if isinstance(state, dict):  # earlier states of this version lack two entries
-        state = {**state, "errors": state.get("errors", [])}
-        state["ranks"] = state.get("ranks")
-    if state["version"] != VERSION:
-        raise ValueError(
-            f"{where} be of version {VERSION}, but is of version {state['version']!r}. "
-            f"Load it with the version of pyparallel that saved it."
-        )
+    state = decode(saved)
     has_workers = state["loader"]["num_workers"] > 0 or loader.num_workers > 0
     is_fixed = bool(state["workers"]) and has_workers
     for name, value in saved_arguments(loader).items():
@@ -164,14 +167,37 @@ def _check_state(loader: Any, state: Any) -> Any:
                 f"{where} be of a loader with {name}={value!r} like this one, but is "
                 f"of one with {name}={found!r}. Make the loader with {name}={found!r}."
             )
-    names = sorted(find_generators(ordering_parts(loader)))
-    found = sorted(state["random"]["generators"])
+    generators = find_generators(ordering_parts(loader))
+    names, found = sorted(generators), sorted(state["random"]["generators"])
     if found != names:
         raise ValueError(
             f"{where} have the generators of this loader, {names}, but has {found}. "
             f"Make the loader and its samplers with the same generators."
         )
+    for random in (state["random"], (state["epoch"] or {}).get("start")):
+        try:
+            if random is not None:
+                _random_state.check(random, generators)
+        except Exception as error:
+            raise ValueError(
+                f"{where} have the random states of this loader's generators, but they "
+                f"cannot be restored: {error}. Make the loader with the same kinds of "
+                "generators."
+            ) from error
     return state
+
+
+def take_state(loader: Any) -> Callable[[], Any]:
+    """Return a function that returns the present state of a loader of any class.
+
+    For this package's loader the function encodes the state, which takes longer than
+    to find it.
+    """
+    if isinstance(loader, StatefulLoader):
+        return partial(encode, loader._position())
+    state_dict = getattr(loader, "state_dict", None)
+    state = state_dict() if callable(state_dict) else None
+    return lambda: state
 
 
 def read_ahead(source: Any) -> Callable[[], None]:

@@ -10,6 +10,7 @@ import torch
 
 from ..batch.container import TensorSkeleton, map_tensors
 from ..core.tracing import span
+from ..loader.state_dict import take_state
 from ..transfer.device import DeviceApi, keep_parts, torch_device
 from ..transfer.to_device import MixedCopy, has_streams
 
@@ -20,14 +21,14 @@ Transform = Callable[[Any], Any]
 class LoaderState:
     """The state of a loader between two batches, or the error of reading it."""
 
-    value: Any
+    read: Callable[[], Any]
     error: Exception | None = None
 
     def get(self) -> Any:
-        """Return the value, or raise the error."""
+        """Return the state, or raise the error."""
         if self.error is not None:
             raise self.error
-        return self.value
+        return self.read()
 
 
 @dataclass(frozen=True)
@@ -46,13 +47,12 @@ class QueueItem:
 
 
 def loader_state(loader: Any) -> LoaderState:
-    """Return the state of a loader; its value is None without ``state_dict``."""
-    state_dict = getattr(loader, "state_dict", None)
+    """Return the state of a loader; it is None without ``state_dict``."""
     try:
-        return LoaderState(state_dict() if callable(state_dict) else None)
+        return LoaderState(take_state(loader))
     except Exception as error:  # raised only by callers that need the state
         error.__context__ = None  # it would keep the ended iterator alive
-        return LoaderState(None, error.with_traceback(None))
+        return LoaderState(lambda: None, error.with_traceback(None))
 
 
 class DeviceStage:

@@ -20,7 +20,7 @@ class Owner(Protocol):
     def _on_batch(self, state: LoaderState | None) -> None:
         """Record the loader's state after the batch that ``next()`` returns."""
 
-    def _on_end(self, state: LoaderState | None) -> None:
+    def _on_end(self, ended: PrefetchThread, state: LoaderState | None) -> None:
         """Record the loader's state at the end of its epoch."""
 
 
@@ -89,7 +89,7 @@ class PrefetchIterator:
                     del item  # the error would refer to itself by its traceback
             self._thread.end_reading()
             if (owner := self._owner()) is not None:
-                owner._on_end(item.state)
+                owner._on_end(self._thread, item.state)
 
     def close(self) -> None:
         """Stop the thread; from now on ``next()`` raises ``StopIteration``."""

@@ -14,6 +14,7 @@ import torch
 from ..core.devices import resolve_target
 from ..core.errors import BatchTypeError, BatchValueError, check_int, type_name
 from ..loader.data_loader import DataLoader
+from ..loader.state_dict import StatefulLoader
 from ..loader.stats import LoaderStats, Meter
 from ..loader.worker_monitor import shares_iterator
 from ._thread import Options, PrefetchThread, is_iterable
@@ -133,14 +134,17 @@ class PreDataLoader:
         prefetch_thread = PrefetchThread(options)
         iterator = PrefetchIterator(self, prefetch_thread)
         self._live.add(iterator)
-        self._latest = prefetch_thread
+        self._latest, self._state = prefetch_thread, None
         return iterator
 
     def _on_batch(self, state: LoaderState | None) -> None:
         self._state = state
 
-    def _on_end(self, state: LoaderState | None) -> None:
+    def _on_end(self, ended: PrefetchThread, state: LoaderState | None) -> None:
         self._state = state
+        if self._latest is ended:
+            self._latest = None
+            self._state = None if self._knows_epochs() else state
         if self.next_epoch and self._ahead is None:
             with contextlib.suppress(Exception):  # the next iter() raises it
                 self._ahead = self._start_pass()
@@ -225,7 +229,8 @@ class PreDataLoader:
 
         Batches that were fetched ahead do not count: a run that continues from this
         state gets them. Random states are those at the time when the batch was fetched.
-        Before the first batch, it is the state at the start of the latest pass.
+        Before the first batch, it is the state at the start of the latest pass. Between
+        two passes, it is that of the loader now, with the numbers of ``set_epoch``.
 
         Raises:
             AttributeError: the loader has no ``state_dict``.
@@ -246,7 +251,15 @@ class PreDataLoader:
         load = self._loader_method("load_state_dict")
         self._close_iterators()
         load(state)
-        self._state = LoaderState(state)
+        self._latest = None
+        self._state = None if self._knows_epochs() else LoaderState(lambda: state)
+
+    def _knows_epochs(self) -> bool:
+        """Return True if the loader has a state between two epochs.
+
+        Other loaders, such as torchdata's, begin an epoch when they are asked.
+        """
+        return isinstance(self.loader, StatefulLoader | PreDataLoader)
 
     def _loader_method(self, name: str) -> Any:
         method = getattr(self.loader, name, None)

@@ -20,6 +20,7 @@ from torch.utils.data import (
 )
 
 from pyparallel import DataLoader
+from pyparallel.loader._state_format import decode
 
 Batch = tuple[int, Any]
 
@@ -372,6 +373,11 @@ class Stop:
 
     def load(self) -> dict[str, Any]:
         return torch.load(io.BytesIO(self.state), weights_only=True)
+
+
+def opened(loader: DataLoader) -> dict[str, Any]:
+    """Return the entries inside of the state of a loader."""
+    return decode(loader.state_dict())
 
 
 def saved(state: dict[str, Any]) -> bytes:

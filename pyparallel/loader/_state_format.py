@@ -1,0 +1,286 @@
+"""The format of a loader's state: what ``state_dict()`` returns.
+
+Note: [state format]. A state has three entries, at each position of each loader:
+``version``, ``epochs`` and ``state``. Its leaves are an integer and two texts.
+``torch.distributed.checkpoint`` loads into the entries of a fresh state, so entries
+must not come or go. If ranks save under one key, it takes each leaf from any of the
+ranks. All that differs between ranks is therefore in one leaf, with its checksum.
+
+``epochs`` is the JSON text of the numbers of ``set_epoch``. ``state`` is a checksum and
+the JSON text of everything else. The states of datasets and samplers are part of it:
+
+1. as JSON, if JSON returns equal values of equal types;
+2. otherwise as base64 text of ``torch.save``, if ``torch.load(weights_only=True)``
+   accepts it, as with tensors and tuples;
+3. otherwise as objects. ``state`` is then a ``SimpleNamespace`` of the text and the
+   objects. ``torch.save`` accepts it if it can pickle the objects; ``json`` does not.
+
+The modules of this folder use a dict of plain values instead, which is that of
+version 2: `encode` and `decode` convert it.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import copy
+import io
+import json
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+from zlib import crc32
+
+import torch
+
+from ..core.errors import type_name
+
+#: The version of the format. `decode` reads version 2 as well.
+VERSION = 3
+_KEYS = ["version", "epochs", "state"]
+#: The entries with states of datasets and samplers, or with indices.
+_PARTS = ("sampler", "workers", "errors")
+_WHERE = "DataLoader.load_state_dict: the state must"
+_ADVICE = "Load a state that nothing has changed since state_dict()."
+_SCALARS = (str, int, float, bool, type(None))
+
+
+def encode(state: dict[str, Any]) -> dict[str, Any]:
+    """Return a state in the format that ``state_dict()`` returns: new, immutable values.
+
+    Args:
+        state: The dict that the modules of this folder use.
+    """
+    body = {k: v for k, v in state.items() if k not in ("epochs", *_PARTS)}
+    parts: Any = {name: state[name] for name in _PARTS}
+    body["parts"] = parts if _is_json(parts) else _to_text(parts)
+    epochs, text = json.dumps(state["epochs"]), json.dumps(body)
+    leaf: Any = f"{_checksum(epochs, text)} {text}"
+    if body["parts"] is None:
+        leaf = SimpleNamespace(text=leaf, parts=copy.deepcopy(parts))
+    return {"version": VERSION, "epochs": epochs, "state": leaf}
+
+
+def decode(state: Any) -> dict[str, Any]:
+    """Return the dict of a state that `encode` returned, or of a state of version 2.
+
+    Raises:
+        ValueError: The state has another format, or was changed.
+    """
+    if not isinstance(state, dict) or "version" not in state:
+        found = list(state)[:4] if isinstance(state, dict) else type_name(state)
+        raise ValueError(
+            f"{_WHERE} come from DataLoader.state_dict(), but is {found}. States of "
+            "other loaders are not supported."
+        )
+    version = state["version"]
+    if type(version) is not int or version not in (2, VERSION):
+        raise ValueError(
+            f"{_WHERE} be of version {VERSION}, but is of version {version!r}. Load it "
+            "with the version of pyparallel that saved it."
+        )
+    if version == VERSION:
+        if sorted(map(str, state)) != sorted(_KEYS):
+            raise ValueError(
+                f"{_WHERE} have the entries {_KEYS}, but has {list(state)}. {_ADVICE}"
+            )
+        state = _decode(state["epochs"], state["state"])
+    entries = {name: state[name] for name in state if name != "version"}
+    _check_entries(entries)
+    return copy.deepcopy(entries)
+
+
+def _decode(epochs: Any, leaf: Any) -> dict[str, Any]:
+    """Return the entries of the two texts of a state."""
+    is_split = isinstance(leaf, SimpleNamespace)
+    text = getattr(leaf, "text", None) if is_split else leaf
+    for name, value in {"epochs": epochs, "state": text}.items():
+        if type(value) is not str:
+            raise ValueError(
+                f"{_WHERE} have a text as its entry {name!r}, but has "
+                f"{_shorten(value)} ({type_name(value)}). {_ADVICE}"
+            )
+    expected, _, text = text.partition(" ")
+    if expected != (found := _checksum(epochs, text)):
+        raise ValueError(
+            f"{_WHERE} have the checksum {_shorten(expected)} that was saved with it, "
+            f"but has {found}: it is damaged. {_ADVICE}"
+        )
+    body = json.loads(text)
+    parts = body.pop("parts")
+    if is_split:
+        parts = getattr(leaf, "parts", None)
+    elif isinstance(parts, str):
+        parts = _from_text(parts)
+    if not isinstance(parts, dict) or set(parts) != set(_PARTS):
+        raise ValueError(
+            f"{_WHERE} have the states of the dataset and the sampler, but has "
+            f"{_shorten(parts)}. {_ADVICE}"
+        )
+    return {"epochs": json.loads(epochs), **body, **parts}
+
+
+def _checksum(epochs: str, text: str) -> str:
+    data = f"{VERSION} {epochs} {text}".encode(errors="surrogatepass")
+    return f"{crc32(data):08x}"
+
+
+def _is_json(value: Any) -> bool:
+    """Return True if JSON returns an equal value of the same types."""
+    cls = type(value)
+    if cls in _SCALARS:
+        return True
+    try:
+        if cls is list:
+            return all(map(_is_json, value))
+        return cls is dict and all(
+            type(key) is str and _is_json(each) for key, each in value.items()
+        )
+    except RecursionError:  # a cycle
+        return False
+
+
+def _to_text(parts: Any) -> str | None:
+    """Return the text of values, None if ``weights_only=True`` refuses them."""
+    file = io.BytesIO()
+    try:
+        torch.save(parts, file)
+        torch.load(io.BytesIO(file.getvalue()), weights_only=True)
+    except Exception:  # also of methods of the values
+        return None
+    return base64.b64encode(file.getvalue()).decode("ascii")
+
+
+def _from_text(text: str) -> Any:
+    try:
+        return torch.load(io.BytesIO(base64.b64decode(text)), weights_only=True)
+    except Exception as error:
+        raise ValueError(
+            f"{_WHERE} have states of the dataset and the sampler that "
+            f"torch.load(weights_only=True) accepts, but it raises {error!r}. Allow "
+            "their classes with torch.serialization.add_safe_globals."
+        ) from error
+
+
+def _shorten(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+# ------------------------------------------------------------- the form of the entries
+_Form = Callable[[Any], bool]
+
+
+def _is(*types: type) -> _Form:
+    return lambda value: type(value) in types
+
+
+def _optional(form: _Form) -> _Form:
+    return lambda value: value is None or form(value)
+
+
+def _list_of(form: _Form) -> _Form:
+    return lambda value: type(value) is list and all(map(form, value))
+
+
+def _dict_of(form: _Form, key: _Form = _is(str)) -> _Form:
+    return lambda value: (
+        type(value) is dict and all(map(key, value)) and all(map(form, value.values()))
+    )
+
+
+def _record(**forms: _Form) -> _Form:
+    return lambda value: (
+        type(value) is dict
+        and value.keys() == forms.keys()
+        and all(form(value[name]) for name, form in forms.items())
+    )
+
+
+def _is_count(value: Any) -> bool:
+    return type(value) is int and value >= 0
+
+
+def _is_any(value: Any) -> bool:
+    return True
+
+
+def _is_base64(value: Any) -> bool:
+    try:
+        return type(value) is str and bool(base64.b64decode(value, validate=True))
+    except (binascii.Error, ValueError):
+        return False
+
+
+def _is_random(value: Any) -> bool:
+    if type(value) is not dict:
+        return False
+    forms = {**_RANDOM, "numpy": _is(list)} if "numpy" in value else _RANDOM
+    return _record(**forms)(value)
+
+
+def _is_saved(value: Any) -> bool:
+    """Return True for the state of a `StatefulIterable`."""
+    has_form = _record(own=_is_any, iterator=_is_any, ended=_is(bool))(value)
+    return has_form and not value["own"] is value["iterator"] is None
+
+
+_bool, _int = _is(bool), _is(int)
+_RANDOM = {"torch": _is_base64, "python": _is(list), "generators": _dict_of(_is_base64)}
+_WORKER = {
+    "given": _is_count,
+    "ended": _bool,
+    "random": _optional(_is_random),
+    "state": lambda value: (
+        value is None or _is_saved(value) or _record(own=_is_any)(value)
+    ),
+}
+_EPOCH = {
+    **{"start": _is_random, "epochs": _dict_of(_int), "iterators": _is_count},
+    **{"seeds": _bool, "drawn": _is_count, "digest": _is_count, "exhausted": _bool},
+    "turn": _is_count,
+}
+_RANKS = {
+    **{"num_replicas": _is_count, "rank": _is_count},
+    "history": _list_of(_list_of(_is_count)),
+}
+_LOADER = {
+    **{"dataset": _is(str), "batch_size": _optional(_is_count), "drop_last": _bool},
+    **{"num_workers": _is_count, "sample_seeds": _bool},
+}
+_STATE: dict[str, _Form] = {
+    "loader": _record(**_LOADER),
+    "random": _is_random,
+    "epochs": _dict_of(_int),
+    "samples": _optional(_record(seed=_int, epoch=_is_count)),
+    "ranks": _optional(_record(**_RANKS)),
+    "errors": _list_of(lambda error: type(error) is list and len(error) == 2),
+    "base_seed": _optional(_int),
+    "sampler": _optional(_is_saved),
+    "given": _is_count,
+    "workers": _dict_of(_record(**_WORKER), lambda key: str(key).isdecimal()),
+    "epoch": _optional(_record(**_EPOCH)),
+}
+
+
+def _check_entries(state: dict[str, Any]) -> None:
+    """Raise ``ValueError`` if the entries of a state have other forms."""
+    if state.keys() != _STATE.keys():
+        differs = sorted(map(str, state.keys() ^ _STATE.keys()))
+        raise ValueError(
+            f"{_WHERE} have the entries {list(_STATE)}, but differs in {differs}. "
+            f"{_ADVICE}"
+        )
+    for name, form in _STATE.items():
+        if not form(state[name]):
+            raise ValueError(
+                f"{_WHERE} be as state_dict() returned it, but its entry {name!r} is "
+                f"{_shorten(state[name])}. {_ADVICE}"
+            )
+    epoch = state["epoch"]
+    if epoch is not None and state["loader"]["dataset"] == "map-style":
+        if not 0 < state["given"] <= epoch["drawn"]:
+            raise ValueError(
+                f"{_WHERE} have 1 to {epoch['drawn']} batches, which the sampler has "
+                f"yielded, but has {state['given']}. {_ADVICE}"
+            )
