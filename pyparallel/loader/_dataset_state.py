@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import os
 import pickle
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
@@ -285,6 +286,7 @@ class DatasetStates:
         self._wants_at_start = loader._states_wanted or loader.persistent_workers
         self._context = loader.multiprocessing_context or torch.multiprocessing
         self._wants_states: Any = None
+        self._pid = os.getpid()
 
     def track(self, dataset: Any, policy: ErrorPolicy | None) -> DatasetTracker | None:
         """Return a tracker of the dataset, None if it has no state and is map-style."""
@@ -302,8 +304,8 @@ class DatasetStates:
         return self.tracker
 
     def request_states(self) -> None:
-        """Let workers report states from now on."""
-        if self._wants_states is not None:
+        """Let workers report states from now on, unless this is a fork of the parent."""
+        if self._wants_states is not None and os.getpid() == self._pid:
             self._wants_states.value = True
 
     def set_replays(self, tasks: list[Any]) -> None:

@@ -239,6 +239,7 @@ class WorkersIterator(StatefulIterator, WorkersIter):
                 return found
 
     def __next__(self) -> Any:
+        self._check_process()
         handled = sys.exc_info()[1]
         try:
             return super().__next__()
@@ -246,6 +247,18 @@ class WorkersIterator(StatefulIterator, WorkersIter):
             worker_monitor.clear_error_frames(error, self, handled)
             hide_frames(error)
             raise
+
+    def _check_process(self) -> None:
+        """Raise RuntimeError in a process that was forked after the workers started.
+
+        It shares their queues with its parent, so it would take batches of the parent.
+        """
+        if os.getpid() != self._pid:
+            raise RuntimeError(
+                "DataLoader: an iterator with workers must be used in the process that "
+                f"made it, pid {self._pid}, but this is pid {os.getpid()}, to which "
+                "its batches do not belong. Call iter() of the loader in this process."
+            )
 
     def _warn_if_idle(self, *, arrived: bool) -> None:
         """Warn if a worker has not begun the next batch for a minute."""

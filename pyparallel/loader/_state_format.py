@@ -68,7 +68,7 @@ def decode(state: Any) -> dict[str, Any]:
         ValueError: The state has another format, or was changed.
     """
     if not isinstance(state, dict) or "version" not in state:
-        found = list(state)[:4] if isinstance(state, dict) else type_name(state)
+        found = list(state)[:4] if isinstance(state, dict) else type(state).__name__
         raise ValueError(
             f"{_WHERE} come from DataLoader.state_dict(), but is {found}. States of "
             "other loaders are not supported."

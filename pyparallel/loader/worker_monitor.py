@@ -39,7 +39,7 @@ import time
 import traceback
 import weakref
 from collections.abc import Callable, Sequence
-from multiprocessing import connection, queues, synchronize
+from multiprocessing import connection, process, queues, synchronize
 from typing import Any, NamedTuple
 
 from ..batch import pytree
@@ -79,6 +79,9 @@ _DEATH = "DataLoader: a worker must live"
 #: order to end, so it waits 5 s for each and kills them. The collector does not touch
 #: the queues in this dict.
 _queues: dict[int, list[Any]] = {}
+
+#: The workers that this process has started, and not the parent of a fork.
+_workers_of_process: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 class Stopped(Exception):
@@ -158,6 +161,7 @@ def guard(source: Any) -> None:
         source._workers_done_event = done
     if has_workers(source):
         workers, key = source._workers, id(source)
+        _workers_of_process.update(workers)
         results = getattr(source, "_worker_result_queue", None)
         _queues[key] = [results, *getattr(source, "_index_queues", ())]
         weakref.finalize(source, _queues.pop, key, None).atexit = False
@@ -513,9 +517,20 @@ def _release_fork_locks() -> None:
         _fork_locks.held.pop().release()
 
 
+def _leave_workers_to_parent() -> None:
+    """Make ``multiprocessing`` forget the parent's workers in a child of ``os.fork``.
+
+    Otherwise the child terminates them when it exits, as daemons of its own.
+    """
+    children: Any = process._children  # type: ignore[attr-defined]  # private
+    children -= {*_workers_of_process}
+    _workers_of_process.clear()
+
+
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(
         before=_acquire_fork_locks,
         after_in_parent=_release_fork_locks,
         after_in_child=_release_fork_locks,
     )
+    os.register_at_fork(after_in_child=_leave_workers_to_parent)

@@ -1,0 +1,273 @@
+"""A state of each position is continued, also that of a run that was continued before.
+
+A table: position x first, second and third start x kind of sampler x workers x
+`PreDataLoader` x call of ``set_epoch`` before, after or not at each start. Each cell is
+compared with the same run without a stop.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from resumed import Eager, Numbers, seed
+from torch.utils.data import BatchSampler, DistributedSampler
+
+from pyparallel import DataLoader, PreDataLoader, SizeBatchSampler
+
+pytestmark = pytest.mark.one_backend
+
+LENGTH, EPOCHS = 4, 3
+
+
+class Epochs(Eager):
+    """A sampler whose order depends on the number of ``set_epoch``."""
+
+    epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def order(self) -> list[int]:
+        generator = torch.Generator().manual_seed(self.epoch)
+        return torch.randperm(self.length, generator=generator).tolist()
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.order())
+
+
+class LateEpochs(Epochs):
+    """The same as a generator, whose state has no number before ``set_epoch``."""
+
+    epoch: Any = None
+
+    def __iter__(self) -> Iterator[Any]:
+        generator = torch.Generator().manual_seed(self.epoch or 0)
+        yield from torch.randperm(self.length, generator=generator).tolist()
+
+
+class EpochBatches(Epochs):
+    """A batch sampler that is not torch's."""
+
+    def __iter__(self) -> Iterator[Any]:
+        order = self.order()
+        return iter([order[:2], order[2:]])
+
+    def __len__(self) -> int:
+        return 2
+
+
+class CountedEpochs(Epochs):
+    """A sampler that counts its epochs, if nobody sets them."""
+
+    def __iter__(self) -> Iterator[Any]:
+        yield from self.order()
+        self.epoch += 1
+
+
+class SavedEpochs(Epochs):
+    """A sampler that saves its position and its number."""
+
+    next = 0
+
+    def __iter__(self) -> Iterator[Any]:
+        while self.next < self.length:
+            self.next += 1
+            yield self.order()[self.next - 1]
+        self.next = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"epoch": self.epoch, "next": self.next}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+
+
+class Cursor(Iterator[int]):
+    def __init__(self, order: list[int]) -> None:
+        self.order, self.at = order, 0
+
+    def __next__(self) -> int:
+        if self.at == len(self.order):
+            raise StopIteration
+        self.at += 1
+        return self.order[self.at - 1]
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"at": self.at}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.at = state["at"]
+
+
+class CursorEpochs(Epochs):
+    """A sampler whose iterators save their positions."""
+
+    def __iter__(self) -> Iterator[Any]:
+        return Cursor(self.order())
+
+
+def distributed() -> Any:
+    return DistributedSampler(range(2 * LENGTH), 2, 1)
+
+
+#: Arguments of a loader by kind. The kinds differ in the part that has a number.
+KINDS: dict[str, Callable[[], dict[str, Any]]] = {
+    "shuffle": lambda: {"shuffle": True, "batch_size": 2},
+    "distributed": lambda: {"sampler": distributed(), "batch_size": 2},
+    "in a batch sampler": lambda: {
+        "batch_sampler": BatchSampler(distributed(), 2, drop_last=False)
+    },
+    "batch sampler": lambda: {"batch_sampler": EpochBatches(LENGTH)},
+    "eager": lambda: {"sampler": Epochs(LENGTH), "batch_size": 2},
+    "late": lambda: {"sampler": LateEpochs(LENGTH), "batch_size": 2},
+    "counted": lambda: {"sampler": CountedEpochs(LENGTH), "batch_size": 2},
+    "saved": lambda: {"sampler": SavedEpochs(LENGTH), "batch_size": 2},
+    "cursor": lambda: {"sampler": CursorEpochs(LENGTH), "batch_size": 2},
+    "sizes": lambda: {"batch_sampler": SizeBatchSampler([3, 1, 4, 1], 2, window=1)},
+}
+#: Calls of set_epoch: never; else once in each epoch. In the epoch of a start: before
+#: the sampler is given to its loader, before load_state_dict, after it, both, or not,
+#: because the state has the number.
+MODES = ("never", "first", "before", "after", "both", "not")
+
+
+class Point(NamedTuple):
+    """A position: the epoch, the number of its batches, and what comes next."""
+
+    epoch: int
+    given: int
+    moment: str  # "made", "set", "begun", "batch" or "end"
+
+    def is_between(self) -> bool:
+        return self.moment in ("made", "end")
+
+
+class Run:
+    """A run of a program: it starts, perhaps from a state, and takes a state anywhere.
+
+    Attributes:
+        batches: All batches, with their epochs.
+        states: The states, with their positions.
+    """
+
+    def __init__(self, kind: str, mode: str, prefetches: bool, options: Any) -> None:
+        self.kind, self.mode, self.options = kind, mode, options
+        self.prefetches = prefetches
+        self.batches: list[tuple[int, list[int]]] = []
+        self.states: list[tuple[Point, Any]] = []
+
+    def set_epoch(self, args: dict[str, Any], epoch: int) -> None:
+        sampler = args.get("batch_sampler", args.get("sampler"))
+        sampler = getattr(sampler, "sampler", sampler)  # as Lightning and others do
+        if hasattr(sampler, "set_epoch") and self.mode != "never":
+            sampler.set_epoch(epoch)
+
+    def go(self, point: Point | None, state: Any) -> Run:
+        """Run from a state to the end of the last epoch."""
+        seed(1 if point is None else 2)
+        args = KINDS[self.kind]()
+        start = point or Point(0, 0, "made")
+        first = start.epoch + (start.moment == "end")
+        calls = self.mode if not (self.mode == "not" and start.is_between()) else "both"
+        if point is not None and calls == "first":
+            self.set_epoch(args, first)
+        loader: Any = DataLoader(Numbers(2 * LENGTH), **args, **self.options)
+        if self.prefetches:
+            loader = PreDataLoader(loader)
+        if point is None:
+            self.states.append((start, loader.state_dict()))
+        else:
+            if calls in ("before", "both"):
+                self.set_epoch(args, first)
+            loader.load_state_dict(state)
+        with loader if self.prefetches else contextlib.nullcontext():
+            for epoch in range(first, EPOCHS):
+                if epoch > first or point is None or calls in ("after", "both"):
+                    self.set_epoch(args, epoch)
+                given = start.given if epoch == start.epoch == first else 0
+                self.epoch(loader, epoch, given)
+        return self
+
+    def epoch(self, loader: Any, epoch: int, given: int) -> None:
+        waits = ("batch", "batch") if given else ("set", "begun")
+        self.states.append((Point(epoch, given, waits[0]), loader.state_dict()))
+        batches = iter(loader)
+        self.states.append((Point(epoch, given, waits[1]), loader.state_dict()))
+        for batch in batches:
+            given += 1
+            self.batches.append((epoch, batch.tolist()))
+            self.states.append((Point(epoch, given, "batch"), loader.state_dict()))
+        self.states.append((Point(epoch, 0, "end"), loader.state_dict()))
+
+
+def rest(batches: list[Any], point: Point) -> list[Any]:
+    """Return the batches of a run after a position."""
+    first = point.epoch + (point.moment == "end")
+    return [
+        batch
+        for epoch in range(first, EPOCHS)
+        for batch in [b for b in batches if b[0] == epoch][
+            point.given if epoch == point.epoch else 0 :
+        ]
+    ]
+
+
+def check(
+    kind: str,
+    mode: str,
+    numbers: tuple[int, int, int],
+    prefetches: bool = False,
+    **options: Any,
+) -> None:
+    """Stop and start a run three times, each time at this number of positions."""
+    source = random.Random(f"{kind}, {mode}")
+
+    def go(point: Point | None = None, state: Any = None) -> Run:
+        return Run(kind, mode, prefetches, options).go(point, state)
+
+    whole = go()
+    orders = [[b for e, b in whole.batches if e == epoch] for epoch in range(EPOCHS)]
+    assert all(orders)
+    if mode != "never" or kind in ("shuffle", "counted"):
+        assert orders[0] != orders[1] != orders[2]
+
+    def stop(run: Run, path: list[Point]) -> None:
+        number = min(numbers[len(path)], len(run.states))
+        for point, state in source.sample(run.states, number):
+            later = go(point, state)
+            assert later.batches == rest(whole.batches, point), [*path, point]
+            if len(path) < 2:
+                stop(later, [*path, point])
+
+    stop(whole, [])
+
+
+@pytest.mark.parametrize("prefetches", [False, True], ids=["plain", "prefetch"])
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("kind", KINDS)
+def test_three_starts_at_some_positions(kind: str, mode: str, prefetches: bool) -> None:
+    check(kind, mode, (4, 2, 2), prefetches)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("kind", KINDS)
+def test_three_starts_at_all_positions(kind: str, mode: str) -> None:
+    check(kind, mode, (99, 99, 1))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("prefetches", [False, True], ids=["plain", "prefetch"])
+@pytest.mark.parametrize("persistent", [False, True], ids=["anew", "persistent"])
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("kind", KINDS)
+def test_three_starts_with_workers(
+    kind: str, mode: str, persistent: bool, prefetches: bool
+) -> None:
+    options = {"num_workers": 1 + persistent, "persistent_workers": persistent}
+    check(kind, mode, (2, 1, 1), prefetches, **options)
