@@ -304,7 +304,7 @@ class DatasetStates:
         return self.tracker
 
     def request_states(self) -> None:
-        """Let workers report states from now on, unless this is a fork of the parent."""
+        """Let workers report states from now on. A fork of the parent cannot."""
         if self._wants_states is not None and os.getpid() == self._pid:
             self._wants_states.value = True
 

@@ -153,7 +153,7 @@ class Progress:
         another one if its epoch followed a state between two epochs. The checksum of
         the indices decides.
 
-        If the number of ranks has changed, a rank keeps its own random states. With
+        If the state is of another rank, this rank keeps its own random states. With
         those of one saved rank, all ranks would draw the same numbers.
 
         Raises:
@@ -189,11 +189,11 @@ class Progress:
     ) -> bool | None:
         """Draw the same indices again, with the current numbers of the epoch.
 
-        If the number of ranks has changed, the indices of the saved rank are drawn and
-        compared, and then the unused ones of all ranks are dealt again.
+        If the state is of another rank, its indices are drawn and compared. If the
+        number of ranks has changed, the unused ones of all ranks are dealt again.
 
         Returns:
-            True if the number of ranks has changed. None if the indices differ.
+            True if the state is of another rank. None if the indices differ.
         """
         epoch, num_delivered = state["epoch"], state["given"]
         saved, now = state["ranks"], self._ranks
@@ -233,10 +233,30 @@ class Progress:
         if not is_same:
             return None
         if is_moved and now is not None:
-            now["history"].append([saved["num_replicas"], num_delivered - before])
-            self.order = Order(sampler_of(self._sampler, now))
-            self.order.resume_counting(num_delivered)
+            self._move(saved, now, before, num_delivered)
         return is_moved
+
+    def _move(
+        self, saved: dict[str, Any], now: dict[str, Any], before: int, delivered: int
+    ) -> None:
+        """Continue with the samples of this rank after a state of another one.
+
+        Args:
+            saved: The ranks of the state, as in `find_ranks`.
+            now: Those of this job. Their history is that of the state.
+            before: The batches of earlier parts of the epoch.
+            delivered: The batches of the epoch that each rank has delivered.
+        """
+        has_same_number = saved["num_replicas"] == now["num_replicas"]
+        if not has_same_number:
+            now["history"].append([saved["num_replicas"], delivered - before])
+        is_dealt = bool(now["history"])
+        self.order = Order(
+            sampler_of(self._sampler, now) if is_dealt else self._sampler
+        )
+        self.order.resume_counting(before if has_same_number else delivered)
+        if has_same_number:
+            self.order.skip(delivered - before)
 
     def indices(self) -> Iterator[Any]:
         """Return the tasks of the epoch. torch's iterator calls this at its start."""

@@ -67,7 +67,10 @@ def find_ranks(sampler: Any) -> dict[str, Any] | None:
 
 
 def check_ranks(sampler: Any, saved: dict[str, Any], now: dict[str, Any]) -> bool:
-    """Return True if a state is of another number of ranks.
+    """Return True if a state is of another rank, or of another number of ranks.
+
+    The state of another rank of the same number is found by its indices if the order of
+    the sampler is known. Otherwise they are compared with those of this rank.
 
     Args:
         sampler: The loader's sampler of indices.
@@ -77,10 +80,11 @@ def check_ranks(sampler: Any, saved: dict[str, Any], now: dict[str, Any]) -> boo
     Raises:
         RuntimeError: The rest of the epoch cannot be dealt again.
     """
-    if saved["num_replicas"] == now["num_replicas"]:
-        return False
     inner = unwrap_batch_sampler(sampler)
-    if type(inner) is not DistributedSampler:
+    is_known = type(inner) is DistributedSampler
+    if saved["num_replicas"] == now["num_replicas"]:
+        return is_known and saved["rank"] != now["rank"]
+    if not is_known:
         raise RuntimeError(
             "DataLoader.load_state_dict: the state must be of "
             f"{now['num_replicas']} ranks like this job, but is of "

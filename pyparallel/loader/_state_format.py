@@ -46,7 +46,7 @@ _SCALARS = (str, int, float, bool, type(None))
 
 
 def encode(state: dict[str, Any]) -> dict[str, Any]:
-    """Return a state in the format that ``state_dict()`` returns: new, immutable values.
+    """Return a state in the format that ``state_dict()`` returns, of new values.
 
     Args:
         state: The dict that the modules of this folder use.
@@ -93,7 +93,7 @@ def decode(state: Any) -> dict[str, Any]:
 def _decode(epochs: Any, leaf: Any) -> dict[str, Any]:
     """Return the entries of the two texts of a state."""
     is_split = isinstance(leaf, SimpleNamespace)
-    text = getattr(leaf, "text", None) if is_split else leaf
+    text: Any = getattr(leaf, "text", None) if is_split else leaf
     for name, value in {"epochs": epochs, "state": text}.items():
         if type(value) is not str:
             raise ValueError(
@@ -183,9 +183,11 @@ def _list_of(form: _Form) -> _Form:
     return lambda value: type(value) is list and all(map(form, value))
 
 
-def _dict_of(form: _Form, key: _Form = _is(str)) -> _Form:
+def _dict_of(form: _Form) -> _Form:
     return lambda value: (
-        type(value) is dict and all(map(key, value)) and all(map(form, value.values()))
+        type(value) is dict
+        and all(type(key) is str for key in value)
+        and all(map(form, value.values()))
     )
 
 
@@ -258,7 +260,9 @@ _STATE: dict[str, _Form] = {
     "base_seed": _optional(_int),
     "sampler": _optional(_is_saved),
     "given": _is_count,
-    "workers": _dict_of(_record(**_WORKER), lambda key: str(key).isdecimal()),
+    "workers": lambda value: (
+        _dict_of(_record(**_WORKER))(value) and all(map(str.isdecimal, value))
+    ),
     "epoch": _optional(_record(**_EPOCH)),
 }
 

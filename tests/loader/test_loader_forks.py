@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import python_runs
 import pytest
+import python_runs
 
 from pyparallel import DataLoader
 

@@ -162,15 +162,33 @@ def test_other_data_or_another_seed_is_an_error(
         iter(loader)
 
 
-def test_the_state_of_another_rank_is_an_error() -> None:
+@pytest.mark.parametrize("batch_size", [None, 2])
+def test_a_rank_continues_its_samples_after_the_state_of_another(
+    batch_size: int | None,
+) -> None:
     """Also in an epoch that has changed its number of ranks before."""
-    state: dict[str, Any] = {}
-    for num_ranks, rank in ((2, 0), (3, 0), (3, 1)):
-        loader = make(24, 2, num_ranks, rank)
-        loader.load_state_dict(state)
-        if rank:
-            with pytest.raises(RuntimeError, match="Load the state of the same rank"):
-                iter(loader)
-        else:
-            run_part([loader], 1)
-            state = loader.state_dict()
+    length = 36 + 4 * (batch_size or 1)
+    states: list[Any] = []
+    used: list[Any] = []
+    for num_ranks, steps in ((2, 2), (3, 1), (3, 1), (3, 1000)):
+        runs = []
+        for other in (0, 1):
+            loaders = [
+                make(length, batch_size, num_ranks, rank) for rank in range(num_ranks)
+            ]
+            for rank, loader in enumerate(loaders if states else []):
+                loader.load_state_dict(states[(rank + other) % len(states)])
+            runs.append(run_part(loaders, steps))
+        assert runs[0] == runs[1]
+        used += [index for step in runs[0] for index in step]
+        states = [loader.state_dict() for loader in loaders]
+    assert sorted(used) == [*range(length)]
+
+
+def test_the_state_of_another_rank_of_an_unknown_order_is_an_error() -> None:
+    loaders = [make(12, 2, 2, rank, kind=Reversed) for rank in (0, 1)]
+    run_part(loaders, 1)
+    loader = make(12, 2, 2, 1, kind=Reversed)
+    loader.load_state_dict(loaders[0].state_dict())
+    with pytest.raises(RuntimeError, match="Load the state of the same rank"):
+        iter(loader)
