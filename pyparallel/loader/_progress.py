@@ -169,12 +169,13 @@ class Progress:
             if is_moved is not None:
                 break
         else:
+            advice = " Or call set_epoch with the number of the epoch." if saved else ""
             raise RuntimeError(
                 f"DataLoader.load_state_dict: the sampler must yield its first "
                 f"{state['epoch']['drawn']} batches of indices again, but yields "
                 f"others with the restored random states. Load the state of the same "
-                f"rank, sampler and data. If the sampler has its own randomness, add "
-                f"state_dict and load_state_dict to it."
+                f"rank, sampler and data.{advice} If the sampler has its own "
+                f"randomness, add state_dict and load_state_dict to it."
             )
         self._has_replayed = True
         if is_moved:

@@ -281,10 +281,23 @@ def _check_entries(state: dict[str, Any]) -> None:
                 f"{_WHERE} be as state_dict() returned it, but its entry {name!r} is "
                 f"{_shorten(state[name])}. {_ADVICE}"
             )
-    epoch = state["epoch"]
-    if epoch is not None and state["loader"]["dataset"] == "map-style":
-        if not 0 < state["given"] <= epoch["drawn"]:
-            raise ValueError(
-                f"{_WHERE} have 1 to {epoch['drawn']} batches, which the sampler has "
-                f"yielded, but has {state['given']}. {_ADVICE}"
-            )
+    _check_position(state)
+
+
+def _check_position(state: dict[str, Any]) -> None:
+    """Raise ``ValueError`` if the numbers of batches inside of an epoch disagree."""
+    given, epoch = state["given"], state["epoch"]
+    if epoch is None:
+        return
+    if state["loader"]["dataset"] == "map-style" and not 0 < given <= epoch["drawn"]:
+        raise ValueError(
+            f"{_WHERE} have 1 to {epoch['drawn']} batches, which the sampler has "
+            f"yielded, but has {given}. {_ADVICE}"
+        )
+    records = [each for each in state["workers"].values() if not each["ended"]]
+    found = sum(record["given"] for record in records)
+    if state["loader"]["dataset"] == "iterable" and found != given:
+        raise ValueError(
+            f"{_WHERE} have {given} batches of all processes that read the dataset, "
+            f"but has {found}. {_ADVICE}"
+        )

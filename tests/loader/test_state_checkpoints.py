@@ -194,6 +194,71 @@ def test_a_truncated_file_of_a_state_is_named() -> None:
     )
 
 
+# ------------------------------------------------------------- states of version 2
+def version_2(loader: DataLoader[Any]) -> dict[str, Any]:
+    """Return the state of a loader as version 2 wrote it: nested dicts."""
+    return {"version": 2, **resumed.opened(loader)}
+
+
+@pytest.mark.parametrize("kind", IN_PROCESS)
+def test_a_state_of_version_2_is_continued(kind: str) -> None:
+    for position, state, rest in [*states_of(kind)][::2]:
+        loader = LOADERS[kind]()
+        loader.load_state_dict(state)
+        assert rest_of(kind, version_2(loader), len(rest)) == rest, position
+
+
+def test_a_state_of_version_2_with_the_number_of_another_epoch_is_rescued() -> None:
+    """It had the number of a state between two epochs, from which its epoch began."""
+
+    def epoch_1() -> DataLoader[Any]:
+        loader = LOADERS["distributed"]()
+        loader.sampler.set_epoch(1)  # type: ignore[union-attr]
+        return loader
+
+    batches = iter(loader := epoch_1())
+    next(batches)
+    state = version_2(loader)
+    state["epochs"] = state["epoch"]["epochs"] = {"sampler": 0}
+    rest = [batch.tolist() for batch in batches]
+    for sets_before in (True, False):
+        again = epoch_1() if sets_before else LOADERS["distributed"]()
+        again.load_state_dict(state)
+        if not sets_before:
+            with pytest.raises(RuntimeError, match="Or call set_epoch with the number"):
+                iter(again)
+            again.sampler.set_epoch(1)  # type: ignore[union-attr]
+        iterator = iter(again)
+        later = again.state_dict()  # has the right number
+        assert [batch.tolist() for batch in iterator] == rest
+        assert rest_of("distributed", later, len(rest)) == rest
+
+
+def without_each(value: Any) -> Iterator[Any]:
+    """Yield a value without each key, and with another type of each value."""
+    for key, each in value.items():
+        if key != "numpy":  # only in programs that import it
+            yield {k: v for k, v in value.items() if k != key}
+        if key in ("own", "iterator"):  # of the user
+            continue
+        yield {**value, key: (each,)}
+        if isinstance(each, dict) and key != "epochs":
+            yield from ({**value, key: other} for other in without_each(each))
+
+
+def test_a_damaged_state_of_version_2_is_refused() -> None:
+    for kind in ("generator", "distributed", "sizes", "stream", "seeds"):
+        loader = LOADERS[kind]()
+        next(iter(loader))
+        changed = [*without_each(version_2(loader))]
+        assert len(changed) > 50
+        for bad in changed:
+            with pytest.raises(
+                ValueError, match=r"^DataLoader\.load_state_dict: the st"
+            ):
+                LOADERS[kind]().load_state_dict(bad)
+
+
 # ----------------------------------------------------- several ranks in one checkpoint
 def rank_loader(rank: int, world: int, kind: str) -> DataLoader[Any]:
     if kind == "sizes":
@@ -217,7 +282,7 @@ def whole(model: Any) -> list[Any]:
 
 
 def contents(loader: Any, model: Any, rank: int, way: str) -> dict[str, Any]:
-    """Return what a program gives to DCP."""
+    """Return the entries of a checkpoint by DCP."""
     key = {"by rank": f"loader{rank}"}.get(way, "loader")
     value = loader if way == "stateful" else loader.state_dict()
     return {"model": model.state_dict(), key: value}

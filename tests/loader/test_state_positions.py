@@ -62,7 +62,7 @@ class EpochBatches(Epochs):
 
 
 class CountedEpochs(Epochs):
-    """A sampler that counts its epochs, if nobody sets them."""
+    """A sampler that counts its epochs, unless the program sets them."""
 
     def __iter__(self) -> Iterator[Any]:
         yield from self.order()
@@ -137,7 +137,7 @@ MODES = ("never", "first", "before", "after", "both", "not")
 
 
 class Point(NamedTuple):
-    """A position: the epoch, the number of its batches, and what comes next."""
+    """A position: the epoch, the number of its batches, and the last event."""
 
     epoch: int
     given: int
@@ -258,7 +258,7 @@ def test_three_starts_at_some_positions(kind: str, mode: str, prefetches: bool) 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("kind", KINDS)
 def test_three_starts_at_all_positions(kind: str, mode: str) -> None:
-    check(kind, mode, (99, 99, 1))
+    check(kind, mode, (99, 4, 1))
 
 
 @pytest.mark.slow

@@ -21,7 +21,7 @@ from prefetch_loaders import (
     prefetch_threads,
     until,
 )
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader, DistributedSampler, IterableDataset
 
 import pyparallel
 from pyparallel import DataContainer as DC
@@ -277,6 +277,40 @@ def test_a_loader_that_is_read_ahead_refuses_its_state(num_workers: int) -> None
         del direct
         plain.load_state_dict(pre.state_dict())
         assert left(plain.state_dict()) == ALL[1:]
+
+
+@pytest.mark.parametrize("next_epoch", [False, True])
+@pytest.mark.parametrize("moment", ["end", "iter", "break", "load"])
+def test_a_state_before_a_batch_has_the_number_of_its_pass(
+    moment: str, next_epoch: bool
+) -> None:
+    def make(**options: Any) -> tuple[PreDataLoader, DistributedSampler[Any]]:
+        sampler: DistributedSampler[Any] = DistributedSampler(range(8), 1, 0)
+        plain = pyparallel.DataLoader(range(8), 2, sampler=sampler)
+        return PreDataLoader(plain, **options), sampler
+
+    orders = []
+    for epoch in (0, 1):
+        pre, sampler = make()
+        sampler.set_epoch(epoch)
+        orders.append([batch.tolist() for batch in pre])
+    pre, sampler = make(next_epoch=next_epoch)
+    for number, _ in enumerate(pre):
+        if number == (1 if moment == "break" else 3):
+            sampler.set_epoch(1)  # with next_epoch this is the last moment
+        if (moment, number) == ("break", 1):
+            break
+    if moment in ("iter", "break"):
+        iter(pre)
+    if moment == "load":
+        state = pre.state_dict()
+        sampler.set_epoch(0)
+        pre.load_state_dict(state)
+        sampler.set_epoch(1)
+    again, _ = make()
+    again.load_state_dict(pre.state_dict())
+    assert orders[0] != [batch.tolist() for batch in again] == orders[1]
+    pre.close()
 
 
 def test_an_unavailable_state_is_an_error_of_state_dict() -> None:
