@@ -40,6 +40,7 @@ __all__ = [
     "data_collate",
     "data_worker",
     "dense_parts",
+    "flattened_in",
     "foreach_copy",
     "forget_workers",
     "ignored_by_ddp",
@@ -469,6 +470,32 @@ def ignored_by_ddp(module: nn.Module) -> set[str]:
 def is_flattened(parameter: torch.Tensor) -> bool:
     """Return True for a parameter of ``FullyShardedDataParallel``."""
     return bool(getattr(parameter, "_fsdp_flattened", False))
+
+
+def flattened_in(
+    module: nn.Module,
+) -> tuple[list[Any], tuple[Any, ...], tuple[Any, ...]]:
+    """Return the parameters that a module of ``FullyShardedDataParallel`` flattened.
+
+    Returns:
+        Its parameters, but not those of submodules of this class; the process group
+        over which they are sharded, in a tuple that is empty without shards; the group
+        whose ranks have the same shards, as a tuple.
+    """
+    handle: Any = vars(module).get("_handle")
+    if getattr(handle, "flat_param", None) is None:
+        return [], (), ()
+    try:
+        flat, is_sharded = handle.flat_param, handle.uses_sharded_strategy
+        found = [flat, *(flat._params or ()), *(flat._shared_params or ())]
+        shards = (handle.process_group,) if is_sharded else ()
+    except AttributeError as error:
+        raise RuntimeError(
+            f"clip_grad needs {error.name} of FullyShardedDataParallel, but torch "
+            f"{torch.__version__} lacks it. {_ADVICE}"
+        ) from error
+    replicas = vars(module).get("_inter_node_pg")
+    return found, shards, () if replicas is None or not shards else (replicas,)
 
 
 def seed_locks() -> list[Any]:

@@ -12,6 +12,7 @@ from torch import nn
 
 from ..core.errors import SettingTypeError, SettingValueError, type_name
 from ..core.torch_private import is_flattened
+from ._shards import local_leaves, meshes_of
 from ._upstream import AmpOptimWrapperBase, provides
 from .optimizer_wrapper import OptimWrapper
 
@@ -38,7 +39,8 @@ class AmpOptimWrapper(OptimWrapper, AmpOptimWrapperBase):
             device: float16 on CUDA, bfloat16 on the CPU.
         use_fsdp: if True, ``ShardedGradScaler`` makes all ranks skip the same steps.
             Parameters of ``FullyShardedDataParallel`` always use it. Those of
-            ``fully_shard`` do not need it. torch.distributed must be initialized.
+            ``fully_shard`` do not need it, but get it if the optimizer has others too.
+            torch.distributed must be initialized.
         **kwargs: arguments of `OptimWrapper`, among them ``optimizer``.
 
     Attributes:
@@ -63,9 +65,10 @@ class AmpOptimWrapper(OptimWrapper, AmpOptimWrapperBase):
         device_type = self._device_type()
         self.cast_dtype: torch.dtype | None = _resolve_dtype(dtype, device_type)
         settings, self._scale_update_param = _parse_loss_scale(loss_scale)
-        sharded = use_fsdp or any(map(is_flattened, self._parameters()))
-        scaler = _make_scaler(sharded, device_type, settings)
-        self.loss_scaler: torch.amp.GradScaler = scaler
+        self._use_fsdp = use_fsdp
+        self._scaler_settings = (device_type, settings)
+        self.loss_scaler: torch.amp.GradScaler
+        self.loss_scaler = _make_scaler(self._needs_all_ranks(), *self._scaler_settings)
 
     def backward(self, loss: torch.Tensor, **kwargs: Any) -> None:
         """Scale the loss, call its ``backward`` and count the micro-step."""
@@ -73,15 +76,19 @@ class AmpOptimWrapper(OptimWrapper, AmpOptimWrapperBase):
 
     def step(self, **kwargs: Any) -> None:
         """Clip the unscaled gradients, step if all are finite, and update the scale."""
+        optimizer: Any = self.optimizer
+        if self._has_several_kinds():
+            optimizer = _LocalGradients(self.optimizer)
         if self.clip_grad_kwargs:
-            self.loss_scaler.unscale_(self.optimizer)
+            self.loss_scaler.unscale_(optimizer)
             self._clip_grad()
-        self.loss_scaler.step(self.optimizer, **kwargs)
+        self.loss_scaler.step(optimizer, **kwargs)
         self.loss_scaler.update(self._scale_update_param)
 
     @contextmanager
     def optim_context(self, model: nn.Module) -> Iterator[None]:
         """Run the forward pass of a micro-step with autocasting; see `OptimWrapper`."""
+        self._adapt_scaler()
         autocast = torch.autocast(self._device_type(model), dtype=self.cast_dtype)
         with super().optim_context(model), autocast:
             yield
@@ -106,6 +113,22 @@ class AmpOptimWrapper(OptimWrapper, AmpOptimWrapperBase):
             self.loss_scaler.load_state_dict(before)
             raise
 
+    def _needs_all_ranks(self) -> bool:
+        """Return True if a rank cannot find out alone whether to skip a step."""
+        is_sharded = self._use_fsdp or any(map(is_flattened, self._parameters()))
+        return is_sharded or self._has_several_kinds()
+
+    def _has_several_kinds(self) -> bool:
+        """Return True for a ``DTensor`` beside other tensors, or of several meshes."""
+        return len(meshes_of(self._parameters())) > 1
+
+    def _adapt_scaler(self) -> None:
+        """Replace the scaler if the parameters were sharded after its construction."""
+        if not hasattr(self.loss_scaler, "process_group") and self._needs_all_ranks():
+            state = self.loss_scaler.state_dict()
+            self.loss_scaler = _make_scaler(True, *self._scaler_settings)
+            self.loss_scaler.load_state_dict(state)
+
     def _device_type(self, model: nn.Module | None = None) -> str:
         """Return the type of the device that computes with the parameters."""
         first = next(self._parameters())
@@ -116,6 +139,20 @@ class AmpOptimWrapper(OptimWrapper, AmpOptimWrapperBase):
             return str((device or first.device).type)
         mesh = getattr(first, "device_mesh", None)
         return first.device.type if mesh is None else str(mesh.device_type)
+
+
+class _LocalGradients:
+    """An optimizer as its scaler sees it: with the gradients' parts on this rank.
+
+    A scaler raises for a ``DTensor`` among other gradients.
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self.param_groups = [
+            {"params": local_leaves(group["params"])}
+            for group in optimizer.param_groups
+        ]
+        self.step = optimizer.step
 
 
 def _resolve_dtype(dtype: Any, device_type: str) -> torch.dtype | None:

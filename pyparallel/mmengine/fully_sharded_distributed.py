@@ -29,8 +29,11 @@ from ..core.errors import (
     UnknownNameError,
     type_name,
 )
+from ._gradient_clipping import is_right_in_torch
+from ._shards import check_present, learn_shards, note_replaced
 from ._steps import ForwardSteps
 from ._upstream import provides, upstream
+from .optimizer_wrapper import OptimWrapper
 
 _Enum = TypeVar("_Enum", bound=enum.Enum)
 
@@ -40,8 +43,53 @@ else:
     _Base = upstream("MMFullyShardedDataParallel") or FullyShardedDataParallel
 
 
+class _ShardedSteps(ForwardSteps):
+    """The steps of a sharded model, which check the optimizer wrapper."""
+
+    def train_step(self, data: Any, optim_wrapper: Any) -> Any:
+        """Preprocess, compute the losses, and update the parameters.
+
+        Args:
+            data: a batch of the loader.
+            optim_wrapper: an `OptimWrapper`. One of mmengine may be used if it does not
+                clip, or if torch's functions clip these parameters correctly.
+
+        Returns:
+            The values to log, from ``parse_losses`` of the model.
+
+        Raises:
+            TypeError: mmengine's wrapper would clip wrongly; the preprocessor returned
+                neither a mapping nor a list or tuple.
+            RuntimeError: the optimizer was created before the model was sharded, and
+                would not train it.
+        """
+        if not isinstance(optim_wrapper, OptimWrapper):
+            _check_foreign(optim_wrapper, type(self).__name__)
+        return super().train_step(data, optim_wrapper)
+
+
+def _check_foreign(optim_wrapper: Any, where: str) -> None:
+    """Raise if a wrapper of mmengine would train a sharded model wrongly."""
+    optimizer = getattr(optim_wrapper, "optimizer", None)
+    if optimizer is None:
+        return
+    check_present(optimizer.param_groups)
+    arguments = getattr(optim_wrapper, "clip_grad_kwargs", None)
+    if not arguments:
+        return
+    parameters = [each for group in optimizer.param_groups for each in group["params"]]
+    function = optim_wrapper.clip_func
+    if not is_right_in_torch(function, parameters, arguments):
+        raise SettingTypeError(
+            f"{where}: optim_wrapper must clip the gradients of the whole model, but "
+            f"{type_name(optim_wrapper)} calls torch's {function.__name__}, which is "
+            "not made for these shards. Use OptimWrapper or AmpOptimWrapper of "
+            "pyparallel.mmengine."
+        )
+
+
 @provides("MODEL_WRAPPERS")
-class MMFullyShardedDataParallel(ForwardSteps, _Base):
+class MMFullyShardedDataParallel(_ShardedSteps, _Base):
     """``FullyShardedDataParallel`` with settings from a config, and with the steps.
 
     Args:
@@ -111,6 +159,7 @@ class MMFullyShardedDataParallel(ForwardSteps, _Base):
                 f"{where}there must be an accelerator, but torch {torch.__version__} "
                 "sees none. Pass device_id='cpu' to shard on the CPU."
             )
+        before = list(module.parameters())
         FullyShardedDataParallel.__init__(
             self,
             module,
@@ -119,10 +168,12 @@ class MMFullyShardedDataParallel(ForwardSteps, _Base):
             **settings,
             **kwargs,
         )
+        note_replaced(before, self, type(self).__name__)
+        learn_shards(self)
 
 
 @provides("MODEL_WRAPPERS")
-class MMFullyShard(ForwardSteps, nn.Module):
+class MMFullyShard(_ShardedSteps, nn.Module):
     """A model under ``torch.distributed.fsdp.fully_shard`` (FSDP2), with the steps.
 
     Also works on the CPU with gloo. Create the optimizer after this wrapper, because
@@ -170,12 +221,14 @@ class MMFullyShard(ForwardSteps, nn.Module):
             settings["offload_policy"] = CPUOffloadPolicy()
         if ignored is not None:
             settings["ignored_params"] = set(ignored)
+        before = list(module.parameters())
         groups = (*reversed(_shard_groups(module, shard, where)), module)
         sharded: list[Any] = [fully_shard(each, **settings) for each in groups]
         if _mesh_is_on_cpu(module):
             # Gloo of torch 2.8 returns the sum of the gradients for their mean.
             for each in sharded:
                 each.set_force_sum_reduction_for_comms(True)
+        note_replaced(before, module, type(self).__name__)
         self.module: Any = module
         self._syncs = True
 

@@ -23,6 +23,8 @@ from ..core.errors import (
     warn_once,
 )
 from ..core.torch_private import BatchNorm
+from ._gradient_clipping import clip
+from ._shards import check_present, has_unknown_shards, learn_shards
 from ._upstream import OptimWrapperBase, provides, upstream
 
 _CLIP_GRAD = "OptimWrapper: clip_grad"
@@ -46,7 +48,8 @@ class Accumulation:
         # The micro-step at which a group starts, and every accumulative_counts after
         # it. `end_group` sets it to the end of the group that it shortens.
         self._group_start = 0
-        self._short_group_size = 1  # micro-steps in the shortened group
+        self._short_group_size = 1  # the divisor of the last loss of that group
+        self._short_group_factor = 1.0  # of the gradients of that group
 
     @property
     def inner_count(self) -> int:
@@ -120,9 +123,6 @@ class Accumulation:
         the parameters with the mean over the micro-steps of its group. The following
         group starts after it.
 
-        The accumulated gradients must be in the ``grad`` of the parameters. Under FSDP
-        they are not; use `initialize_count_status` there.
-
         Raises:
             RuntimeError: more micro-steps than ``max_counts`` of
                 `initialize_count_status`.
@@ -131,12 +131,10 @@ class Accumulation:
             return  # every micro-step ends its group, or this is the second call
         done = (self._inner_count - self._group_start) % self._accumulative_counts
         size = self._group_size()
-        if done and size != done + 1:
-            with torch.no_grad():  # their losses were divided by the former group size
-                for parameter in self._parameters_with_grad():
-                    if parameter.grad is not None:
-                        parameter.grad.mul_(size / (done + 1))
-        self._short_group_size = done + 1
+        # Sharded models accumulate outside of ``grad`` until the last micro-step. Its
+        # loss gets the divisor of the others, and `backward` then corrects the sum.
+        self._short_group_size = size if done else 1
+        self._short_group_factor = size / (done + 1) if done else 1.0
         self._group_start = self._inner_count + 1
         left = self._max_counts - self._group_start
         self._remainder_counts = left % self._accumulative_counts
@@ -167,9 +165,15 @@ class Accumulation:
         for group in self.optimizer.param_groups:
             yield from group["params"]
 
-    def _parameters_with_grad(self) -> list[torch.Tensor]:
-        """Return the parameters that have a gradient, in the optimizer's order."""
-        return [p for p in self._parameters() if p.requires_grad and p.grad is not None]
+    def _complete_backward(self) -> None:
+        """Count a micro-step; scale the sum of a shortened group after its last one."""
+        factor = self._short_group_factor
+        if self._inner_count < self._group_start and factor != 1:
+            with torch.no_grad():
+                for parameter in self._parameters():
+                    if parameter.requires_grad and parameter.grad is not None:
+                        parameter.grad.mul_(factor)
+        self._inner_count += 1
 
     def _warn_about_batch_norm(self, model: nn.Module | None) -> None:
         if model is None or self._accumulative_counts == 1:
@@ -297,7 +301,7 @@ class OptimWrapper(Accumulation, OptimWrapperBase):
     def backward(self, loss: torch.Tensor, **kwargs: Any) -> None:
         """Call ``loss.backward`` and count the micro-step."""
         loss.backward(**kwargs)
-        self._inner_count += 1
+        self._complete_backward()
 
     def step(self, **kwargs: Any) -> None:
         """Clip the gradients and call ``optimizer.step``."""
@@ -316,7 +320,17 @@ class OptimWrapper(Accumulation, OptimWrapperBase):
         A micro-step that does not end its group runs inside ``model.no_sync()``, if the
         model has that method. DDP decides in the forward pass whether the backward pass
         reduces gradients.
+
+        With ``clip_grad``, it finds the shards of ``FullyShardedDataParallel`` in the
+        model, which clipping needs.
+
+        Raises:
+            RuntimeError: the optimizer was created before the model was sharded, and
+                would not train it.
         """
+        check_present(self.optimizer.param_groups)
+        if self.clip_grad_kwargs and has_unknown_shards(self._parameters()):
+            learn_shards(model)
         no_sync: Any = None if self.should_sync() else getattr(model, "no_sync", None)
         with nullcontext() if no_sync is None else no_sync():
             yield
@@ -370,14 +384,11 @@ class OptimWrapper(Accumulation, OptimWrapperBase):
         )
 
     def _clip_grad(self) -> None:
-        parameters = self._parameters_with_grad()
-        if not parameters:
-            return
-        norm = self.clip_func(parameters, **(self.clip_grad_kwargs or {}))
+        parameters = [each for each in self._parameters() if each.requires_grad]
+        norm = clip(self.clip_func, parameters, self.clip_grad_kwargs or {})
         if norm is None:  # clip_grad_value_ returns no norm
             return
-        # The norm of sharded parameters is sharded: each rank has a part of the sum.
-        self.grad_norm = norm.full_tensor() if hasattr(norm, "full_tensor") else norm
+        self.grad_norm = norm
         if self.message_hub is not None:
             self.message_hub.update_scalar(
                 f"train/{self.grad_name}", float(self.grad_norm)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 from contextlib import nullcontext
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import forkserver
@@ -150,13 +149,19 @@ class Flattened:
     compute_device = torch.device("mps")
 
 
+class Offloaded:
+    """The mesh of a parameter under ``fully_shard``."""
+
+    device_type = "xpu"
+
+
 @pytest.mark.parametrize(
     ("mark", "model", "expected"),
     [
         ({}, Flattened(), "cpu"),
         ({"_fsdp_flattened": True}, Flattened(), "mps"),
         ({"_fsdp_flattened": True}, object(), "xpu"),
-        ({"device_mesh": SimpleNamespace(device_type="xpu")}, object(), "xpu"),
+        ({"device_mesh": Offloaded()}, object(), "xpu"),
     ],
 )
 def test_offloaded_parameters_are_cast_for_the_device_that_computes(

@@ -291,15 +291,14 @@ def test_it_is_read_like_a_dict() -> None:
 
 def test_gradients_of_all_are_cleared() -> None:
     wrappers, one, other = make_dict()
-    for wrapper in (one, other):
-        for parameter in wrapper.optimizer.param_groups[0]["params"]:
-            parameter.grad = torch.ones_like(parameter)
+    groups = [*one.optimizer.param_groups, *other.optimizer.param_groups]
+    parameters = [each for group in groups for each in group["params"]]
+    for parameter in parameters:
+        parameter.grad = torch.ones_like(parameter)
     wrappers.zero_grad(set_to_none=False)
-    with_grad = [*one._parameters_with_grad(), *other._parameters_with_grad()]
-    grads = [each.grad for each in with_grad]
-    assert len(grads) == 6 and not any(grad.any() for grad in grads)
+    assert not any(parameter.grad.any() for parameter in parameters)
     wrappers.zero_grad()
-    assert not one._parameters_with_grad() and not other._parameters_with_grad()
+    assert all(parameter.grad is None for parameter in parameters)
 
 
 def test_each_wrapper_counts_and_steps_by_itself() -> None:

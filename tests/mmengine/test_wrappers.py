@@ -121,3 +121,23 @@ CASES += ["adversaries", "structure", "no_sync"]
 def test_all_ranks_pass(world: int, cases: list[str], tmp_path: Path) -> None:
     results = launch(tmp_path, "mmengine_cases", cases, world, limit=180)
     assert all(results[case] for case in cases)
+
+
+@pytest.mark.slow
+@pytest.mark.also_peers
+@pytest.mark.parametrize("world", [2, 4])
+def test_sharded_models_clip_by_the_norm_of_one_process(
+    world: int, tmp_path: Path
+) -> None:
+    cases = ["clipped", "refusals"]
+    results = launch(tmp_path, "mmengine_sharded_cases", cases, world, limit=240)
+    assert results["clipped"] == [[]] * world
+    assert results["refusals"] == [None] * world
+
+
+@pytest.mark.slow
+@pytest.mark.peers
+def test_sharded_models_and_wrappers_of_mmengine(tmp_path: Path) -> None:
+    (case,) = cases = ["with_mmengine"]
+    results = launch(tmp_path, "mmengine_sharded_cases", cases, limit=180)
+    assert results[case] == [None, None]
