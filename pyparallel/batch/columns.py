@@ -105,6 +105,7 @@ def _as_tensors(
 ) -> Sequence[torch.Tensor]:
     if set(map(type, samples)) == {torch.Tensor}:
         return samples
+    stack.check_masks(samples, lambda i: sample_path(path, start + i))
     samples = stack.as_tensors(samples)
     for i, sample in enumerate(samples, start):
         if not isinstance(sample, torch.Tensor):
@@ -231,6 +232,7 @@ def batch_values(
     column: list[Any], path: Path, function: _Function = default_collate
 ) -> Any:
     """Batch numbers and numpy arrays as torch's ``default_collate`` does."""
+    stack.check_masks(column, lambda i: sample_path(path, i))
     try:
         if type(column[0]) in NUMBER_DTYPES:
             return torch.tensor(column, dtype=NUMBER_DTYPES[type(column[0])])

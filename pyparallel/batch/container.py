@@ -348,6 +348,40 @@ def _check_ragged(stack: bool, cpu_only: bool) -> None:
 # --- A batch without the tensors that are being moved.
 
 
+_is_meta = operator.attrgetter("is_meta")
+
+
+def check_data(tensors: list[torch.Tensor], batch: Any, where: str) -> None:
+    """Raise ValueError if one of the tensors that are copied has no data.
+
+    Args:
+        tensors: the tensors of the batch that are copied.
+        batch: the batch.
+        where: the name of the batch in the error.
+    """
+    if any(map(_is_meta, tensors)):
+        raise BatchValueError(
+            f"{_name_of_meta(batch, where)} must have data to be copied, but is on the "
+            "meta device. Give it data first, or leave it out of the batch."
+        )
+
+
+def _name_of_meta(batch: Any, where: str) -> str | None:
+    """Return the name of the first meta tensor of a batch, which is named ``where``."""
+    leaves, structure = pytree.flatten(batch)
+    for i, leaf in enumerate(leaves):
+        name = pytree.accessors(structure)[i].codify(where)
+        if isinstance(leaf, DataContainer):
+            inside = (
+                None if leaf.cpu_only else _name_of_meta(leaf._data, f"{name}.data")
+            )
+            if inside is not None:
+                return inside
+        elif isinstance(leaf, torch.Tensor) and leaf.is_meta:
+            return name
+    return None
+
+
 _PLACEHOLDER = torch.empty(0, device="cpu")
 
 

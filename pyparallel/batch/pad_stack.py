@@ -97,6 +97,7 @@ def _checked(samples: Any) -> list[torch.Tensor]:
             f"{type_name(samples)}."
         )
     if not all(isinstance(sample, torch.Tensor) for sample in samples):
+        stack.check_masks(samples, lambda i: f"pad_stack: {sample_name(i)}")
         samples = stack.as_tensors(samples)
     for i, sample in enumerate(samples):
         if not isinstance(sample, torch.Tensor):

@@ -86,6 +86,7 @@ class Ragged(TensorFields):
             )
         for i, sample in enumerate(samples):
             if not isinstance(sample, torch.Tensor):
+                stack.check_masks(samples, "Ragged.from_tensors: samples[{}]".format)
                 raise BatchTypeError(
                     f"Ragged.from_tensors: samples[{i}] must be a tensor, but is "
                     f"{type_name(sample)}. Convert it with torch.as_tensor."
@@ -150,7 +151,7 @@ class Ragged(TensorFields):
 
         Stream: on a GPU the host waits for the offsets.
         """
-        return max(self.lengths().tolist(), default=0)
+        return max(self._numbers(self.lengths()), default=0)
 
     @property
     def position_ids(self) -> torch.Tensor:
@@ -167,7 +168,7 @@ class Ragged(TensorFields):
 
         Stream: on a GPU the host waits for the offsets.
         """
-        return list(self.values.split(self.lengths().tolist()))
+        return list(self.values.split(self._numbers(self.lengths())))
 
     def part(self, start: int, stop: int) -> Ragged:
         """Return the samples from ``start`` up to ``stop``; values are a view.
@@ -175,7 +176,7 @@ class Ragged(TensorFields):
         Stream: on a GPU the host waits for two offsets.
         """
         offsets = self.offsets[start : stop + 1]
-        first, last = offsets[[0, -1]].tolist()
+        first, last = self._numbers(offsets[[0, -1]])
         return Ragged.from_fields((self.values[first:last], offsets - first))
 
     def _sample(self, index: int) -> torch.Tensor:
@@ -183,8 +184,19 @@ class Ragged(TensorFields):
 
         Stream: on a GPU the host waits for two offsets.
         """
-        first, last = self.offsets[index : index + 2].tolist()
+        first, last = self._numbers(self.offsets[index : index + 2])
         return self.values[first:last]
+
+    @staticmethod
+    def _numbers(offsets: torch.Tensor) -> list[int]:
+        """Return the numbers of offsets or lengths; raise if they have no data."""
+        if offsets.is_meta:
+            raise BatchValueError(
+                "Ragged: offsets must have data to find the samples, but is on the "
+                "meta device. Use the shape of values, which is all that it has."
+            )
+        numbers: list[int] = offsets.tolist()
+        return numbers
 
     def __iter__(self) -> Iterator[torch.Tensor]:
         """Iterate over the samples; see `unbind`."""
@@ -213,7 +225,7 @@ class Ragged(TensorFields):
 
         Stream: on a GPU the host waits for the offsets.
         """
-        lengths = self.lengths().tolist()
+        lengths = self._numbers(self.lengths())
         if not lengths:
             raise EmptyBatchError(
                 "Ragged.to_padded: there must be at least one sample, but there are 0."

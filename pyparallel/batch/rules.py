@@ -355,9 +355,13 @@ def _as_tensor(value: Any) -> Any:
 
 
 def _has_tensor(value: Any) -> bool:
-    """Return True for nested lists with tensors, whose gradients torch would drop."""
+    """Return True for nested lists with tensors or masked arrays.
+
+    torch would drop their gradients and masks.
+    """
     return isinstance(value, list | tuple) and any(
-        isinstance(each, torch.Tensor) or _has_tensor(each) for each in value
+        isinstance(each, torch.Tensor) or stack.is_masked(each) or _has_tensor(each)
+        for each in value
     )
 
 
@@ -369,6 +373,7 @@ def _as_tensors(column: list[Any], path: Path) -> list[torch.Tensor]:
     """Return the values as tensors; raise an error that names the first other value."""
     if set(map(type, column)) == {torch.Tensor}:
         return column
+    stack.check_masks(column, lambda i: sample_path(path, i))
     samples = convert(column)
     for i, sample in enumerate(samples):
         if not isinstance(sample, torch.Tensor):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 import threading
 from collections.abc import Sequence
 from operator import attrgetter
@@ -12,7 +13,7 @@ import torch
 
 from .. import backend
 from ..backend.plain import PLAIN, without_subclasses
-from ..core.errors import BatchMemoryError, type_name
+from ..core.errors import BatchMemoryError, BatchTypeError, type_name, with_advice
 from ..core.torch_private import in_forward_ad, is_recorded
 from ..transfer import to_device
 from . import allocation, torch_stack
@@ -198,6 +199,34 @@ def is_array(value: Any, numeric: bool = True) -> bool:
     # "g" and "G" are the long doubles of C.
     dtype = value.dtype
     return not numeric or (dtype.kind in "biufc" and dtype.char not in "gG")
+
+
+def is_masked(value: Any) -> bool:
+    """Return True for a masked array of numpy, without importing numpy."""
+    return _is_masked_type(type(value))
+
+
+def _is_masked_type(cls: type) -> bool:
+    ma = sys.modules.get("numpy.ma")
+    return ma is not None and issubclass(cls, ma.MaskedArray)
+
+
+def check_masks(values: Sequence[Any], name: Name) -> None:
+    """Raise TypeError for a masked array, whose mask a tensor cannot hold.
+
+    Args:
+        values: values of any types.
+        name: returns the name of value ``i`` for the error.
+    """
+    if not any(map(_is_masked_type, set(map(type, values)))):
+        return
+    i = next(i for i, each in enumerate(values) if is_masked(each))
+    raise with_advice(
+        BatchTypeError,
+        f"{name(i)} must be an array without a mask, because a tensor cannot hold the "
+        f"mask, but is {type_name(values[i])}.",
+        "Return filled() of the array and its mask as two values.",
+    )
 
 
 def is_image(value: Any) -> bool:

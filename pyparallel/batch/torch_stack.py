@@ -5,14 +5,15 @@ They promote dtypes, record gradients and call classes with ``__torch_dispatch__
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 
 from ..backend.plain import PLAIN, missing_bytes, without_subclasses
-from ..core.errors import BatchTypeError, BatchValueError, with_advice
+from ..core.errors import BatchTypeError, BatchValueError, type_name, with_advice
 from ..core.torch_private import is_wrapped, outside_autocast
 from . import allocation
 from .plan import Name, StackPlan, padding_pattern, padding_value_as_float, sample_name
@@ -47,14 +48,16 @@ def pad_and_stack(
                 padding_pattern(values[i], sample.dtype, name, i)
             value = padding_value_as_float(values[i], name, i)
             if not shapes_only:
-                sample = pad(sample, pad_argument(plan, sample.shape, i), value)
+                sides = pad_argument(plan, sample.shape, i)
+                with _naming(sample, name, i):
+                    sample = pad(sample, sides, value)
         padded.append(sample)
     dtype = promoted_dtype(samples, name)
     if shapes_only:
         return torch.empty(plan.shape, dtype=dtype, device="meta")
     if out is None:
         out = _allocate_out(padded, plan.shape)
-    with outside_autocast():
+    with outside_autocast(), _naming(samples[0], name, 0):
         if out is None:
             # torch keeps the channels_last format, but the result must be contiguous.
             return torch.stack(padded).contiguous()
@@ -84,11 +87,24 @@ def cat(samples: Sequence[torch.Tensor], name: Name) -> torch.Tensor:
     promoted_dtype(samples, name)  # raises if torch cannot promote them
     shape = (sum(sample.shape[0] for sample in samples), *samples[0].shape[1:])
     out = _allocate_out(samples, shape)
-    with outside_autocast():
+    with outside_autocast(), _naming(samples[0], name, 0):
         if out is None:
             return torch.cat(list(samples)).contiguous()
         torch.cat(list(samples), out=out)
     return out
+
+
+@contextmanager
+def _naming(sample: torch.Tensor, name: Name, i: int) -> Iterator[None]:
+    """Name a sample whose class refuses an operator of torch."""
+    try:
+        yield
+    except (TypeError, NotImplementedError) as error:
+        raise with_advice(
+            BatchTypeError,
+            f"{name(i)} must be a tensor that torch can pad and join, but is "
+            f"{type_name(sample)}: {str(error).strip().splitlines()[0]}",
+        ) from error
 
 
 def fill_mask(
@@ -134,6 +150,8 @@ def pad(tensor: torch.Tensor, sides: Sequence[int], value: float = 0) -> torch.T
 def check_layouts(samples: Sequence[torch.Tensor], name: Name) -> None:
     """Raise if a sample is sparse or nested."""
     for i, sample in enumerate(samples):
+        if not isinstance(sample, torch.Tensor):
+            continue
         if sample.is_nested or sample.layout is not torch.strided:
             layout = "nested" if sample.is_nested else str(sample.layout)
             advice = "to_padded_tensor" if sample.is_nested else "to_dense"
@@ -157,10 +175,10 @@ def check_sample(samples: Sequence[torch.Tensor], name: Name, i: int) -> None:
             f"{sample.device}."
         )
     _check_storage(sample, name, i)
-    _check_quantization(samples, name, i)
+    check_quantization(samples, name, i)
 
 
-def _check_quantization(samples: Sequence[torch.Tensor], name: Name, i: int) -> None:
+def check_quantization(samples: Sequence[torch.Tensor], name: Name, i: int) -> None:
     """Raise if torch cannot stack quantized samples, or would round them again."""
     if not (samples[i].is_quantized or samples[0].is_quantized):
         return

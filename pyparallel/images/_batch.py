@@ -115,6 +115,7 @@ def check_images(images: Sequence[Any]) -> None:
         raise EmptyBatchError(
             "ImagePreprocessor: images must have at least one image, but is empty."
         )
+    torch_stack.check_layouts(images, image_name)
     for i, image in enumerate(images):
         where = f"ImagePreprocessor: {image_name(i)}"
         if not isinstance(image, torch.Tensor):
@@ -150,7 +151,6 @@ def image_batch(
         images: images that have passed `check_images`, all on one device.
         options: the options of the batch.
     """
-    torch_stack.check_layouts(images, image_name)
     images = without_subclasses(images)
     constants = options.channel_constants(images[0].shape[0])
     shapes = [tuple(image.shape) for image in images]

@@ -198,6 +198,7 @@ def _as_image_list(images: Any) -> list[Any]:
         )
     if all(isinstance(image, Tensor) for image in images):
         return list(images)
+    stack.check_masks(images, lambda i: f"ImagePreprocessor: {_batch.image_name(i)}")
     tensors = stack.as_tensors(images)
     for i, image in enumerate(images):
         if stack.is_image(image):  # its array is (h, w, C), or (h, w) for one channel

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from ..batch import pytree, stack
+from ..batch import pytree, stack, torch_stack
 from ..batch.columns import (
     Path,
     batch_containers,
@@ -150,6 +150,7 @@ def pad_to_batch(
         raise BatchValueError(
             "stack_batch: tensor_list must have at least one tensor, but is empty."
         )
+    torch_stack.check_layouts(tensors, name)
     for i, tensor in enumerate(tensors):
         if not isinstance(tensor, torch.Tensor):
             raise BatchTypeError(

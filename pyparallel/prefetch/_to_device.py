@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from ..batch.container import TensorSkeleton, map_tensors
+from ..batch.container import TensorSkeleton, check_data, map_tensors
 from ..core.tracing import span
 from ..loader.state_dict import take_state
 from ..transfer.device import DeviceApi, keep_parts, torch_device
@@ -110,6 +110,7 @@ class DeviceStage:
             return self._on_host(batch)
         device = self.device
         skeleton = TensorSkeleton(batch, lambda tensor: tensor.device != device)
+        check_data(skeleton.tensors, batch, "PreDataLoader: batch")
         nbytes = sum(map(_nbytes, skeleton.tensors))
         if self._transform is not None:
             return self._transformed(
@@ -130,6 +131,7 @@ class DeviceStage:
                 nonlocal nbytes, is_moved
                 if tensor.device == device:
                     return tensor
+                check_data([tensor], batch, "PreDataLoader: batch")
                 nbytes += _nbytes(tensor)
                 is_moved = True  # also without bytes
                 return tensor.to(device)

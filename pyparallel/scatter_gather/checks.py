@@ -13,6 +13,7 @@ import torch
 from ..backend.plain import check_storage
 from ..batch import pytree
 from ..batch.container import DataContainer
+from ..batch.torch_stack import check_quantization
 from ..core.errors import (
     BatchTypeError,
     BatchValueError,
@@ -75,6 +76,9 @@ def check_joinable(values: Sequence[Any], path: _Path, dim: int) -> None:
     torch reads tensors whose memory was freed without an error.
     """
     first = values[0]
+    if len(values) == 1 and isinstance(first, torch.Tensor) and first.is_nested:
+        return
+    _check_layouts(values, path)
     expected = tuple(first.shape)
     if expected and not -len(expected) <= dim < len(expected):
         raise SplitError(
@@ -95,6 +99,24 @@ def check_joinable(values: Sequence[Any], path: _Path, dim: int) -> None:
                 "to one shape, or put a list of them into a DataContainer."
             )
         check_storage(other, partial(_named, i, path))
+        if isinstance(other, torch.Tensor) and len(values) > 1:
+            check_quantization(values, partial(_at, path=path), i)
+
+
+def check_data(
+    parts: Sequence[Any], path: _Path, target: torch.device, cause: Exception
+) -> None:
+    """Raise ValueError if either a tensor or the target is on the meta device."""
+    for i, part in enumerate(parts):
+        if part.is_meta == (target.type == "meta"):
+            continue
+        rule = "be on the meta device like the first tensor"
+        if part.is_meta:
+            rule = f"have data to be copied to {target}"
+        raise BatchValueError(
+            f"gather: {_at(i, path)} must {rule}, but is on {part.device}. Give all "
+            "tensors data, or only gather meta tensors, with target_device=None."
+        ) from cause
 
 
 def check_equal(values: Sequence[Any], path: _Path) -> None:
@@ -129,6 +151,23 @@ def is_array(value: object) -> bool:
 
 def _at(i: int, path: _Path) -> str:
     return format_path(f"outputs[{i}]", path)
+
+
+def _check_layouts(values: Sequence[Any], path: _Path) -> None:
+    """Raise TypeError for tensors that torch cannot concatenate."""
+    for i, value in enumerate(values):
+        if not isinstance(value, torch.Tensor) or len(values) == 1:
+            return
+        if value.is_nested:
+            found, advice = "nested", "Return a Ragged, as Ragged.from_nested makes it"
+        elif value.layout not in (torch.strided, torch.sparse_coo):
+            found, advice = str(value.layout), "Convert it with to_dense()"
+        else:
+            continue
+        raise BatchTypeError(
+            f"gather: {_at(i, path)} must be a dense tensor to be joined, but its "
+            f"layout is {found}. {advice}, or put it into a list in a DataContainer."
+        )
 
 
 def _named(i: int, path: _Path) -> str:

@@ -27,6 +27,7 @@ from ..core.torch_private import outside_autocast
 from ..core.tracing import span
 from ..transfer.between_devices import copy_with_separate_nodes
 from .checks import (
+    check_data,
     check_equal,
     check_joinable,
     check_keys,
@@ -110,11 +111,12 @@ class _Plan:
 
     Attributes:
         columns: tensors that become one, with the dimension along which they are
-            joined; None for a single tensor that is only moved.
+            joined; None for a single tensor that is only moved. The path is that of
+            each tensor in its output.
     """
 
     def __init__(self) -> None:
-        self.columns: list[tuple[list[torch.Tensor], int | None]] = []
+        self.columns: list[tuple[list[torch.Tensor], int | None, _Path]] = []
 
     def value(self, values: list[Any], path: _Path, dim: int) -> _Build:
         """Return a function that builds the gathered value at ``path``."""
@@ -153,25 +155,33 @@ class _Plan:
 
     def join(self, target: torch.device | None) -> list[torch.Tensor]:
         """Return the tensor of every column on the target."""
-        flat = list(chain.from_iterable(parts for parts, _ in self.columns))
+        flat = list(chain.from_iterable(parts for parts, _, _ in self.columns))
         if flat:
-            flat = _copy(flat, flat[0].device if target is None else target)
+            target = flat[0].device if target is None else target
+            try:
+                flat = _copy(flat, target)
+            except RuntimeError as error:
+                for parts, _, path in self.columns:
+                    check_data(parts, path, target, error)
+                raise
         following = iter(flat)
         return [
             _join_tensors([next(following) for _ in parts], dim)
-            for parts, dim in self.columns
+            for parts, dim, _ in self.columns
         ]
 
-    def _column(self, parts: list[torch.Tensor], dim: int | None) -> _Build:
+    def _column(
+        self, parts: list[torch.Tensor], dim: int | None, path: _Path
+    ) -> _Build:
         number = len(self.columns)
-        self.columns.append((parts, dim))
+        self.columns.append((parts, dim, path))
         return lambda tensors: tensors[number]
 
     def _tensors(self, values: list[torch.Tensor], path: _Path, dim: int) -> _Build:
         check_joinable(values, path, dim)
         if len(values) > 1:
             values = list(without_subclasses(values))
-        return self._column(values, dim)
+        return self._column(values, dim, path)
 
     def _mappings(self, values: list[Any], path: _Path, dim: int) -> _Build:
         first = values[0]
@@ -226,7 +236,7 @@ class _Plan:
     def _ragged(self, values: list[Ragged], path: _Path) -> _Build:
         field = (*path, Field("values"))
         build = self._tensors([each.values for each in values], field, 0)
-        ends = [self._column([each.offsets], None) for each in values]
+        ends = [self._column([each.offsets], None, path) for each in values]
 
         def build_ragged(tensors: Sequence[Any]) -> Ragged:
             first, *others = [end(tensors) for end in ends]
@@ -252,7 +262,9 @@ class _Plan:
         if isinstance(data[0], list):
             items = list(chain.from_iterable(data))
             build = (
-                (lambda tensors: items) if first.cpu_only else self._move_each(items)
+                (lambda tensors: items)
+                if first.cpu_only
+                else self._move_each(items, inside)
             )
         elif first.cpu_only:
             check_equal(data, inside)
@@ -267,11 +279,11 @@ class _Plan:
 
         return build_container
 
-    def _move_each(self, items: list[Any]) -> _Build:
+    def _move_each(self, items: list[Any], path: _Path) -> _Build:
         """Return a function that builds the nest with its tensors on the target."""
         leaves, structure = pytree.flatten(items)
         parts = [
-            self._column([leaf], None) if isinstance(leaf, torch.Tensor) else leaf
+            self._column([leaf], None, path) if isinstance(leaf, torch.Tensor) else leaf
             for leaf in leaves
         ]
         return lambda tensors: pytree.unflatten(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -11,12 +12,14 @@ import torch
 from ..backend.plain import PLAIN, check_storage
 from ..batch.container import DataContainer
 from ..batch.tensor_fields import TensorFields
+from ..core.errors import BatchValueError
 from ..transfer import to_device
 
 #: Names leaf ``i``: ``inputs['img']``. Called only for a message: it is slow.
 LeafName = Callable[[int], str]
 
 _is_contiguous = torch.Tensor.is_contiguous
+_is_meta = attrgetter("is_meta")
 
 
 def move(
@@ -54,7 +57,7 @@ def start_copy(
         name: names leaf ``i`` in an error.
 
     Raises:
-        ValueError: the memory of a tensor to copy was freed.
+        ValueError: the memory of a tensor to copy was freed, or it has no data.
     """
     if target is None and dtype is None:
         return lambda: _keep(leaves, parts, name)
@@ -68,7 +71,11 @@ def start_copy(
     wait_flat = to_device.start_copy(flat, target, dtype, stream)
 
     def wait() -> list[Any]:
-        copies = iter(wait_flat())
+        try:
+            copies = iter(wait_flat())
+        except NotImplementedError as error:
+            _check_data(parts, moves, target, name, error)
+            raise
         return [
             (next(copies) if isinstance(part, torch.Tensor) else _rebuild(part, copies))
             if move
@@ -77,6 +84,26 @@ def start_copy(
         ]
 
     return wait
+
+
+def _check_data(
+    parts: Sequence[Any],
+    moves: Sequence[bool],
+    target: torch.device | None,
+    name: LeafName,
+    cause: Exception,
+) -> None:
+    """Raise an error that names the first part that is moved and has no data."""
+    for i, (part, is_moved) in enumerate(zip(parts, moves, strict=True)):
+        tensors: list[torch.Tensor] = []
+        if is_moved:
+            _collect([part], tensors)
+        if any(map(_is_meta, tensors)):
+            raise BatchValueError(
+                f"{name(i)} must have data to be copied to {target}, but is on the "
+                "meta device. Give it data first, or keep it in "
+                "DataContainer([tensor], cpu_only=True)."
+            ) from cause
 
 
 def _moves(leaf: Any) -> bool:

@@ -20,6 +20,7 @@ from ..batch import pytree
 from ..batch.container import DataContainer
 from ..batch.padding import Padded
 from ..batch.ragged import Ragged
+from ..batch.torch_stack import check_quantization
 from ..core.errors import (
     BatchTypeError,
     BatchValueError,
@@ -285,6 +286,8 @@ def _rechunk(chunks: list[Any], sizes: Sequence[int], where: Where) -> list[Any]
         )
     check_memory(chunks, where)
     if len(chunks) > 1:
+        for i in range(len(chunks)):
+            check_quantization(chunks, lambda _: where(), i)
         with outside_autocast():
             chunks = [torch.cat(list(without_subclasses(chunks)))]
     return list(chunks[0].split(list(sizes)))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from typing import Any
 
-from ..batch.container import TensorSkeleton
+from ..batch.container import TensorSkeleton, check_data
 from ..core.tracing import span
 from ..transfer.device import ReturnApi, torch_return
 from ..transfer.from_device import MixedHostCopy
@@ -25,11 +25,13 @@ class HostCopy:
             batch, lambda tensor: api.device_of(tensor) is not None
         )
         if skeleton.tensors:
-            self._batch = None
-            self._pending = (
-                skeleton,
-                MixedHostCopy(skeleton.take_tensors(), api, snapshot),
-            )
+            tensors = skeleton.take_tensors()
+            try:
+                copy = MixedHostCopy(tensors, api, snapshot)
+            except NotImplementedError:
+                check_data(tensors, batch, "to_host: batch")
+                raise
+            self._batch, self._pending = None, (skeleton, copy)
 
     def is_done(self) -> bool:
         """Return True if `get` returns at once; the host does not wait."""
@@ -66,6 +68,7 @@ def to_host(batch: Any) -> Any:
         are the same objects. If no tensor is on a device, the batch itself.
 
     Raises:
+        ValueError: a tensor on the meta device; the message names it.
         RuntimeError: the current stream of a device is under graph capture.
 
     Stream: on each device, one kernel packs the tensors of less than 1 MiB (one more
@@ -101,6 +104,7 @@ def start_to_host(batch: Any) -> HostCopy:
         returns True if there is nothing left to wait for. Dropping it is safe.
 
     Raises:
+        ValueError: a tensor on the meta device; the message names it.
         RuntimeError: the current stream of a device is under graph capture.
 
     Stream: on each device the tensors, also large ones, are packed on the stream that
