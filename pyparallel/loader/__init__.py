@@ -10,11 +10,13 @@ and sends one message. `_batch_receiver` in the parent returns views of that sla
   `_loader_state`.
 - `sample_errors` skips or replaces samples that raise. Where the dataset is read,
   `_sample_reader` seeds samples and calls it.
-- `preflight` checks limits of the machine, `stats` measures, and `tracebacks` makes
+- `preflight` checks limits of the machine, `stats` measures, `applied`
+  finds the advice that was followed, and `tracebacks` makes
   errors of a dataset readable.
 """
 
 __all__ = [
+    "applied",
     "data_loader",
     "preflight",
     "sample_errors",

@@ -112,6 +112,9 @@ class BatchReceiver:
             ring_hits=int(message.is_in_ring and not missed),
             ring_misses=int(missed),
         )
+        if missed:
+            reason = "unsupported" if message.miss is None else message.miss.reason
+            self.meter.misses[reason] += 1
         warn_about_padding(self.meter, timings.stacked_nbytes, timings.padding_nbytes)
         # Workers that started while the ring had no memory do not use it.
         had_ring = message.miss is None or message.miss.reason != "off"

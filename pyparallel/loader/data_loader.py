@@ -20,6 +20,7 @@ from . import _random_state
 from ._batch_receiver import BatchReceiver
 from ._iterators import InProcessIterator, WorkersIterator
 from ._loader_state import find_epochs, ordering_parts
+from .applied import applied_changes
 from .preflight import Finding, num_cores
 from .sample_errors import check_policy
 from .state_dict import StatefulLoader
@@ -167,6 +168,7 @@ class DataLoader(StatefulLoader, TorchLoader[_T_co]):
 
     def stats(self) -> LoaderStats:
         """Return the statistics since the loader was made."""
+        self._receiver.meter.applied = applied_changes(self)
         found = self._receiver.meter.snapshot()
         return replace(found, num_workers=self.num_workers, cores=num_cores())
 
@@ -222,6 +224,7 @@ class DataLoader(StatefulLoader, TorchLoader[_T_co]):
 
     def _get_iterator(self) -> Any:
         require("pyparallel.DataLoader", TorchLoader, WorkersIter)
+        self._receiver.meter.applied = applied_changes(self)  # warnings use it
         if self.num_workers == 0:
             return InProcessIterator(self, self._receiver)
         return WorkersIterator(self, self._receiver)

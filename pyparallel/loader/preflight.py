@@ -207,15 +207,15 @@ def _check_memory(machine: Machine, ring_nbytes: int) -> Finding | None:
 
 def _check_shm(machine: Machine, ring_nbytes: int, num_batches: int) -> Finding | None:
     """Check /dev/shm, which only tensors that torch sends itself use."""
-    left = machine.shm_left()
-    if left is None or left > max(DOCKER_SHM_NBYTES, ring_nbytes):
+    left, needed = machine.shm_left(), max(DOCKER_SHM_NBYTES, ring_nbytes)
+    if left is None or left > needed:
         return None
     text = (
         f"DataLoader: /dev/shm has only {nbytes_text(left)} free. torch sends tensors "
         "that are not dense, or that have gradients, through it, for up to "
         f"{num_batches} batches. Other tensors do not need it. If you use such "
         "tensors, start the container with --shm-size or --ipc=host, or remount "
-        "/dev/shm with a larger size."
+        f"/dev/shm, so that more than {nbytes_text(needed)} are free."
     )
     return Finding("/dev/shm", text, False)
 

@@ -7,12 +7,14 @@ import os
 import threading
 import time
 import weakref
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from ..core.errors import BatchTypeError, LoaderWarning, has_warned, warn_once
 from ..core.text import nbytes_text, percent
+from .applied import PREFETCH_FACTOR, padding_advice
 
 #: A loop is input-bound if its step waits for more than this fraction of the time.
 INPUT_BOUND = 0.1
@@ -51,6 +53,18 @@ def suggest_num_workers(
     return max(1, math.ceil(min(needed, most)))
 
 
+#: The next step for each `RingMiss`.
+_MISS_ADVICE = {
+    "": "increase ring_slabs or max_ring_bytes",
+    "full": "increase ring_slabs, or release batches sooner",
+    "large": "increase max_ring_bytes",
+    "memory": "the system has no memory for it, so free some",
+    "kept": "clone the tensors that collate_fn keeps",
+    "unsupported": "let collate_fn return dense CPU tensors without gradient",
+    "off": "the loader has none, so set ring_slabs and max_ring_bytes to None",
+}
+
+
 @dataclass(frozen=True)
 class LoaderStats:
     """Statistics of a loader since it was made, for all its epochs and iterators.
@@ -87,6 +101,12 @@ class LoaderStats:
         cores: The number of cores that the process may use. 0: unknown.
         sample_errors: The number of samples that raised an error and were skipped or
             replaced, with those of a loaded state. See ``on_error`` of `DataLoader`.
+        first_waits: The number of waits in ``first_wait_seconds``: begun epochs.
+        miss_reason: The most frequent reason of ``ring_misses``: ``"full"``,
+            ``"large"``, ``"memory"``, ``"kept"``, ``"unsupported"``, ``"off"``. Empty
+            without misses.
+        applied: The changes that `verdict` does not recommend, because the loader has
+            them, or cannot have them.
     """
 
     batches: int = 0
@@ -110,6 +130,9 @@ class LoaderStats:
     num_workers: int = 0
     cores: int = 0
     sample_errors: int = 0
+    first_waits: int = 0
+    miss_reason: str = ""
+    applied: frozenset[str] = frozenset()
 
     @property
     def waited(self) -> float:
@@ -161,28 +184,27 @@ class LoaderStats:
             return None
         return (
             f"{percent(self.padding_fraction)} of the stacked bytes are padding: "
-            "use SizeBatchSampler(sizes, batch_size)"
+            f"{padding_advice(self.applied)}"
         )
 
     def _input_advice(self) -> str:
         """Return the next step for an input-bound loop."""
         making, workers = self._work_seconds, self.num_workers
         if self.copy_seconds > max(making / max(1, workers), self.load_seconds):
-            return (
-                "most of the thread's time goes into copies and the transform: set "
-                "pin_memory=True of the loader, or make the transform cheaper"
-            )
+            advice = "make the transform cheaper"
+            if "pin_memory" not in self.applied:
+                advice = f"set pin_memory=True of the loader, or {advice}"
+            text = "most of the thread's time goes into copies and the transform"
+            return f"{text}: {advice}"
         if workers and self.first_wait_seconds > self.wait_seconds / 2:
-            return (
-                f"{percent(self.first_wait_seconds / self.wait_seconds)} of that was "
-                "for the first batches of epochs: set persistent_workers=True"
-            )
+            if advice := self._first_batch_advice():
+                return advice
         if self.fetch_seconds <= making / 2:  # otherwise the dataset is the bottleneck
             sent = self.ring_hits + self.ring_misses
             if self.ring_misses > MANY_MISSES * sent:
                 return (
-                    f"{self.ring_misses} of {sent} batches did not fit into the ring: "
-                    "increase ring_slabs or max_ring_bytes"
+                    f"{self.ring_misses} of {sent} batches missed the ring: "
+                    f"{_MISS_ADVICE[self.miss_reason]}"
                 )
             if padding := self._padding_advice():
                 return padding
@@ -194,6 +216,21 @@ class LoaderStats:
                 "pyparallel.DataLoader there, or run pyparallel profile"
             )
         return "run pyparallel profile to see where the time goes"
+
+    def _first_batch_advice(self) -> str:
+        """Return the next step if most of the wait is at the starts of epochs."""
+        share = percent(self.first_wait_seconds / self.wait_seconds)
+        if self.first_waits == 1:
+            return (
+                f"{share} of that was for the first batch, while workers started: "
+                "measure more batches"
+            )
+        text = f"{share} of that was for the first batches of epochs"
+        if "persistent_workers" not in self.applied:
+            return f"{text}: set persistent_workers=True"
+        if "next_epoch" not in self.applied:
+            return f"{text}: use PreDataLoader(loader, next_epoch=True)"
+        return ""
 
     def _batch_advice(self) -> str:
         """Return the next step if making batches takes too long."""
@@ -228,10 +265,15 @@ class LoaderStats:
         if number > workers:
             return f"{most}: use more workers, num_workers={number}"
         if making <= workers * self.busy_seconds:
+            advice = f"set prefetch_factor={PREFETCH_FACTOR}"
+            if "prefetch_factor" in self.applied:
+                advice = "make the slowest samples cheaper"
             return (
                 "workers are fast enough on average, but some batches come late: "
-                "increase prefetch_factor"
+                f"{advice}"
             )
+        if "collate_fn" in self.applied and part == "pack":
+            part = "collate"  # nothing of the tensors is written twice
         cheaper = {
             "fetch": "make samples cheaper",
             "collate": "make batches smaller, as with images in uint8",
@@ -295,8 +337,13 @@ class Meter:
     def __init__(self, clock: Callable[[], int] = time.perf_counter_ns) -> None:
         self.clock = clock
         self._lock = threading.Lock()
-        self._counts: dict[str, float] = asdict(LoaderStats())
+        numbers = asdict(LoaderStats()).items()
+        self._counts = {k: v for k, v in numbers if isinstance(v, int | float)}
         self._wait = self._busy = self._first_wait = 0
+        #: The number of batches that missed the ring, by the reason of `RingMiss`.
+        self.misses: Counter[str] = Counter()
+        #: See `LoaderStats.applied`.
+        self.applied: frozenset[str] = frozenset()
         self._thread = _ThreadTimes()
         _meters.add(self)
 
@@ -364,6 +411,7 @@ class Meter:
                 self._busy += start - last_end
             else:
                 self._first_wait += wait
+                counts["first_waits"] += 1
             counts["batches"] += 1
             counts["fetch_seconds"] += (collate_start - start) * 1e-9
             counts["fetch_cpu_seconds"] += fetch_cpu_seconds
@@ -387,6 +435,7 @@ class Meter:
                 self._busy += start - last_end
             else:
                 self._first_wait += now - start
+                self._counts["first_waits"] += 1
 
     def waiting(self) -> _Waiting:
         """Return a context manager for the block in which the consumer waits.
@@ -424,14 +473,16 @@ class Meter:
         counts["busy_seconds"] += busy / 1e9
         counts["first_wait_seconds"] += first_wait / 1e9
         # Counters of integer fields are integers, but the dict has one type for all.
-        stats = LoaderStats(**counts)  # type: ignore[arg-type]
+        stats = LoaderStats(**counts, applied=self.applied)  # type: ignore[arg-type]
+        if misses := self.misses.most_common(1):
+            stats = replace(stats, miss_reason=misses[0][0])
         if inner is None:
             return stats
         old = inner_before or LoaderStats()
         counted = {k: getattr(inner, k) - getattr(old, k) for k in _INNER_COUNTERS}
-        return replace(
-            stats, num_workers=inner.num_workers, cores=inner.cores, **counted
-        )
+        fixed = ("num_workers", "cores", "miss_reason")
+        copied = {k: getattr(inner, k) for k in fixed}
+        return replace(stats, applied=self.applied | inner.applied, **copied, **counted)
 
 
 class _ThreadTimes(threading.local):
@@ -483,12 +534,20 @@ def warn_about_padding(meter: Meter, stacked_nbytes: int, padding_nbytes: int) -
         return
     if padding <= MUCH_PADDING * stacked:
         return
+    advice = padding_advice(meter.applied)
+    advice = f"{advice[0].upper()}{advice[1:]}."
+    if "by size" not in meter.applied:
+        kind = "SizeBatcher(stream, size_of, batch_size)"
+        if "stream" not in meter.applied:
+            kind = "batch_sampler=SizeBatchSampler(sizes, batch_size)"
+        advice = (
+            f"Batch samples of similar sizes together: {kind}. Or leave them ragged: "
+            "Concat(), or DataContainer(..., ragged=True)."
+        )
     warn_once(
         "PP211",
         f"DataLoader: {percent(padding / stacked)} of the {nbytes_text(stacked)} "
         f"stacked in {batches} batches are padding, which costs memory and computing "
-        "time. Batch samples of similar sizes together: "
-        "batch_sampler=SizeBatchSampler(sizes, batch_size). Or leave them ragged: "
-        "Concat(), or DataContainer(..., ragged=True).",
+        f"time. {advice}",
         LoaderWarning,
     )

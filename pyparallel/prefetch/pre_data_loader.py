@@ -13,6 +13,7 @@ import torch
 
 from ..core.devices import resolve_target
 from ..core.errors import BatchTypeError, BatchValueError, check_int, type_name
+from ..loader.applied import applied_changes
 from ..loader.data_loader import DataLoader
 from ..loader.state_dict import StatefulLoader
 from ..loader.stats import LoaderStats, Meter
@@ -217,6 +218,12 @@ class PreDataLoader:
         Values that only the loader can measure (fetch, collate, pack, bytes, padding,
         the ring, its workers) come from its own ``stats()``, if it has this method.
         """
+        applied = set(applied_changes(self.loader))
+        if self.next_epoch:
+            applied.add("next_epoch")
+        if self.device is None or self.device.type == "cpu":
+            applied.add("pin_memory")  # it makes no copy faster
+        self._meter.applied = frozenset(applied)
         return self._meter.snapshot(self._loader_stats(), self._loader_stats_before)
 
     def _loader_stats(self) -> LoaderStats | None:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from ..core.text import nbytes_text, percent, plural, time_text
+from ..loader.applied import PREFETCH_FACTOR, padding_advice
 from ..loader.stats import MUCH_PADDING, SEND_SECONDS, suggest_num_workers
 from .summary import Summary, Work
 
@@ -102,6 +103,13 @@ def _move_to_workers(summary: Summary, work: float, cpu: float, where: str) -> A
     )
 
 
+def _has_workers(summary: Summary) -> bool:
+    """Return True unless the record says that the loader has no workers."""
+    loaders = summary.record.loaders
+    known = 0 < summary.loader <= len(loaders)
+    return not known or loaders[summary.loader - 1].get("num_workers") != 0
+
+
 def _first_batches(summary: Summary) -> Advice | None:
     """Return advice if most of the wait is for the first batches of epochs."""
     waits = [(step.is_first, step.parts["wait"]) for step in summary.steps]
@@ -109,9 +117,14 @@ def _first_batches(summary: Summary) -> Advice | None:
     total = sum(ns for _, ns in waits)
     if not first or sum(first) <= total / 2 or len(first) == len(waits):
         return None
+    title = "Keep workers from epoch to epoch: persistent_workers=True"
+    if "persistent_workers" in summary.applied or not _has_workers(summary):
+        title = "Start the next epoch early: PreDataLoader(loader, next_epoch=True)"
+        if "next_epoch" in summary.applied:
+            return None
     rest = (total - sum(first)) / (len(waits) - len(first))
     return Advice(
-        "Keep workers from epoch to epoch: persistent_workers=True",
+        title,
         f"A step waits {time_text(sum(first) / len(first))} for the first batch of an "
         f"epoch, and {time_text(rest)} for each other one. PreDataLoader(..., "
         "next_epoch=True) starts the next epoch as soon as one has ended.",
@@ -122,10 +135,17 @@ def _first_batches(summary: Summary) -> Advice | None:
 def _change_workers(summary: Summary, workers: Work) -> Advice:
     present, work, busy = len(workers.lanes), workers.per_batch, _busy(summary)
     wait, late = summary.mean["wait"], summary.lateness
-    if late is not None and statistics.fmean(late) < wait / 2:
-        title = "Receive batches in a thread: PreDataLoader(loader)"
-        if "pack" not in workers.parts:  # torch's loader, which copies batches
-            title = "Send batches through shared memory: pyparallel.DataLoader"
+    titles = {
+        "pyparallel.DataLoader": "Send batches through shared memory: "
+        "pyparallel.DataLoader",
+        "PreDataLoader": "Receive batches in a thread: PreDataLoader(loader)",
+    }
+    if "pack" in workers.parts:  # torch's loader copies batches
+        titles.pop("pyparallel.DataLoader")
+    if "PreDataLoader" in summary.applied:
+        titles.pop("PreDataLoader")
+    if titles and late is not None and statistics.fmean(late) < wait / 2:
+        title = next(iter(titles.values()))
         return Advice(
             title,
             f"A step waits {time_text(wait)} for its batch, but the batch was ready "
@@ -146,11 +166,13 @@ def _change_workers(summary: Summary, workers: Work) -> Advice:
         if late is not None:
             when = f"but the batch was ready {_lateness(late)}"
         slowest = max(step.parts["wait"] for step in summary.steps)
+        title = f"Let workers run further ahead: prefetch_factor={PREFETCH_FACTOR}"
+        if "prefetch_factor" in summary.applied:
+            title = "Look for slow samples"
         return Advice(
-            "Let workers run further ahead: prefetch_factor",
+            title,
             f"{figures} That is enough on average, {when}. The longest wait is "
-            f"{time_text(slowest)}. Increase prefetch_factor, and look for slow "
-            "samples.",
+            f"{time_text(slowest)}.",
             wait,
         )
     if workers.core_wait > work / 2:
@@ -192,7 +214,7 @@ def _lateness(late: Sequence[int]) -> str:
 
 def _earlier_copies(summary: Summary) -> list[Advice]:
     copy = summary.mean["copy"] + summary.mean["pack"]
-    if copy <= _WORTH * summary.step or summary.work("prefetch") is not None:
+    if copy <= _WORTH * summary.step or "PreDataLoader" in summary.applied:
         return []
     return [
         Advice(
@@ -209,9 +231,11 @@ def _less_padding(summary: Summary) -> list[Advice]:
     stacked, padding = summary.stacked
     if summary.padding_fraction <= MUCH_PADDING:
         return []
+    change = padding_advice(summary.applied)
+    title = f"Reduce padding: {change}"
     return [
         Advice(
-            "Batch samples of similar sizes: SizeBatchSampler(sizes, batch_size)",
+            title,
             f"{percent(summary.padding_fraction)} of the stacked bytes are padding: "
             f"{nbytes_text(padding)} of {nbytes_text(stacked)}. Padding is written, "
             "sent, and computed on, unless the model skips it.",

@@ -76,7 +76,8 @@ class Record:
         warmup: the number of steps to leave out at the beginning.
         synchronized: True if each step ended when the device had finished its work.
         environment: versions and the machine: texts by name.
-        loaders: name, ``num_workers`` and ``batch_size`` of each loader, in order.
+        loaders: name, ``num_workers`` and ``batch_size`` of each loader, in order, and
+            the recommended changes that it has (``applied``).
     """
 
     script: str
@@ -186,7 +187,10 @@ def _checked(event: Event) -> Event:
 
 
 def _loader(row: dict[str, Any]) -> dict[str, Any]:
-    return {name: row[name] for name in ("name", "num_workers", "batch_size")}
+    found = {name: row[name] for name in ("name", "num_workers", "batch_size")}
+    if "applied" in row:  # not in earlier records
+        found["applied"] = [str(each) for each in row["applied"]]
+    return found
 
 
 def collect(folder: Path) -> list[Record]:

@@ -35,6 +35,7 @@ from torch.utils.data import get_worker_info
 from .. import backend
 from ..batch.stack import PaddingCounter
 from ..core.cpu_time import CoreWait, cpu_seconds
+from ..loader.applied import applied_changes
 from ..loader.preflight import num_cores
 from .record import END, STOP, WAIT
 
@@ -235,8 +236,12 @@ class Recorder:
         if id(owner) not in loaders:
             loaders[id(owner)] = len(loaders) + 1, owner
             name = "DataLoader" if options is None else "PreDataLoader"
+            applied = set(applied_changes(loader))
+            owner_of = getattr(iterator, "_owner", None)
+            if getattr(owner_of and owner_of(), "next_epoch", False):
+                applied.add("next_epoch")
             row = {"kind": "loader", "name": name, **_loader_sizes(loader)}
-            self._write_line(row)
+            self._write_line({**row, "applied": sorted(applied)})
         return loaders[id(owner)][0]
 
     def _epoch_number(self, iterator: Any, is_over: bool) -> int:

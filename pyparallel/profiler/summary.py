@@ -140,6 +140,15 @@ class Summary:
         return self.waited > INPUT_BOUND if self.loader else None
 
     @property
+    def applied(self) -> frozenset[str]:
+        """The changes that advice must not recommend, see `applied_changes`."""
+        loaders = self.record.loaders
+        known = 0 < self.loader <= len(loaders)
+        found = loaders[self.loader - 1].get("applied", ()) if known else ()
+        ahead = any(lane.startswith("prefetch") for lane in self.lanes)
+        return frozenset([*found, *["PreDataLoader"] * ahead])
+
+    @property
     def bottleneck(self) -> str:
         """The verdict in a word."""
         words = {True: "input-bound", False: "compute-bound", None: "not known"}

@@ -66,8 +66,8 @@ FINDINGS: list[tuple[dict[str, Any], dict[str, Any], Finding]] = [
             "DataLoader: /dev/shm has only 67.1 MB free. torch sends tensors that are "
             "not dense, or that have gradients, through it, for up to 12 batches. "
             "Other tensors do not need it. If you use such tensors, start the "
-            "container with --shm-size or --ipc=host, or remount /dev/shm with a "
-            "larger size.",
+            "container with --shm-size or --ipc=host, or remount /dev/shm, so that "
+            "more than 67.1 MB are free.",
             False,
         ),
     ),

@@ -118,7 +118,10 @@ def test_counts_of_the_inner_loader_are_taken_from_it():
     meter.add(batches=100, load_seconds=20, copy_seconds=30, collate_seconds=40)
     mine = {"batches": 100, "load_seconds": 20, "copy_seconds": 30}
     mine |= {"wait_seconds": 0, "busy_seconds": 0, "first_wait_seconds": 0}
-    mine |= {"num_workers": below.num_workers, "cores": below.cores}
+    mine |= {"num_workers": below.num_workers, "cores": below.cores, "first_waits": 0}
+    mine |= {"miss_reason": below.miss_reason, "applied": {"a", "b"}}
+    below = dataclasses.replace(below, applied=frozenset("a"))
+    meter.applied = frozenset("b")
     # Every other one is an odd number less the number of the field.
     expected = LoaderStats(*range(1, count + 1))
     assert meter.snapshot(below, before) == dataclasses.replace(expected, **mine)
@@ -202,8 +205,8 @@ ROWS = {
     ),
     "late at times": (
         {"num_workers": 4},
-        "workers are fast enough on average, but some batches come late: increase "
-        "prefetch_factor",
+        "workers are fast enough on average, but some batches come late: set "
+        "prefetch_factor=8",
     ),
     "collate": (
         {**COLLATE, "cores": 1},
@@ -219,8 +222,7 @@ ROWS = {
     "misses": (
         {**COLLATE, "ring_hits": 98, "ring_misses": 2, "padding_nbytes": 41}
         | {"stacked_nbytes": 100},
-        "2 of 100 batches did not fit into the ring: increase ring_slabs or "
-        "max_ring_bytes",
+        "2 of 100 batches missed the ring: increase ring_slabs or max_ring_bytes",
     ),
     "misses beside a slow dataset": (
         {"ring_hits": 98, "ring_misses": 2},
@@ -310,7 +312,7 @@ def test_text_has_every_figure_with_its_unit():
         str(stats)
         == """\
 input-bound: the step waited 41 % of the time; workers are fast enough on average, but \
-some batches come late: increase prefetch_factor
+some batches come late: set prefetch_factor=8
   batches  1200, 48.0 GB
   wait     4.100 s, 41 % of the time; 1.500 s for first batches
   step     5.900 s

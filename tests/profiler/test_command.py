@@ -94,7 +94,13 @@ def test_a_loader_without_workers_fetches_in_the_loop(tmp_path):
     assert found.files[0] == tmp_path / "profile.html"
     assert summary.record.environment["device"] == "CPU"
     (of_loader,) = summary.record.loaders
-    assert of_loader == {"name": "DataLoader", "num_workers": 0, "batch_size": 2}
+    applied = ["collate_fn"]
+    assert of_loader == {
+        "name": "DataLoader",
+        "num_workers": 0,
+        "batch_size": 2,
+        "applied": applied,
+    }
 
 
 def written_nbytes(pid: int) -> list[int]:
