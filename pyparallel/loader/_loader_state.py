@@ -13,12 +13,7 @@ from torch.utils.data import IterableDataset
 
 from ..core.torch_private import ExceptionWrapper
 from . import _random_state
-from ._sampler_state import (
-    copy_state,
-    is_stateful,
-    save_sampler,
-    unwrap_batch_sampler,
-)
+from ._sampler_state import copy_state, save_own_state
 
 
 def ordering_parts(loader: Any) -> dict[str, Any]:
@@ -128,11 +123,8 @@ def state_between_epochs(
             workers = {"0": record}
     if last is not None and has_ended and last.order is not None:
         sampler = last.order.state
-    inner = unwrap_batch_sampler(loader._index_sampler)
-    if sampler is None and is_stateful(inner):  # also after an epoch without batches
-        sampler = save_sampler(
-            lambda: {"own": copy_state(inner), "iterator": None, "ended": False}
-        )
+    if sampler is None:  # also after an epoch without batches
+        sampler = save_own_state(loader._index_sampler)
     if asks_dataset and isinstance(sampler, ExceptionWrapper):
         sampler.reraise()
     return {

@@ -29,7 +29,12 @@ from ._loader_state import (
 )
 from ._random_state import SampleTask
 from ._ranks import check_ranks, find_ranks, sampler_of
-from ._sampler_state import Order, has_other_replicas, unwrap_batch_sampler
+from ._sampler_state import (
+    Order,
+    has_other_replicas,
+    save_own_state,
+    unwrap_batch_sampler,
+)
 from .sample_errors import ErrorPolicy, Failure, SampleError, count_failures
 
 
@@ -90,6 +95,9 @@ class Progress:
         self.base_seed: int | None = state["base_seed"]
         left = reset and last is not None and not last.finished
         self.dataset = DatasetStates(loader, state, left=left)
+        # The sampler is in the middle of an epoch that was left, until its iter().
+        was_left = last is not None and not last.finished
+        self._begins_anew = was_left and state["sampler"] is not None
         self._epoch = {
             "start": state["random"],
             "epochs": state["epochs"],
@@ -267,6 +275,9 @@ class Progress:
             self.order = Order(self._sampler)
         elif not self._has_replayed:
             self.order.restart()
+        if self._begins_anew:
+            self._initial["sampler"] = save_own_state(self._sampler)
+            self._initial["epochs"] = find_epochs(self._parts)
         if self._has_workers or self.samples is not None:
             return map(self._make_task, self.order)
         return self.order  # the indices are the tasks

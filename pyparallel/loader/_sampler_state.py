@@ -47,6 +47,19 @@ def save_sampler(state: Callable[[], Any]) -> Any:
         return wrap_exception("in state_dict of the sampler")
 
 
+def save_own_state(sampler: Any) -> Any:
+    """Return the state of a loader's sampler without an iterator, None without state.
+
+    It is the error of ``state_dict`` if that raises one.
+    """
+    inner = unwrap_batch_sampler(sampler)
+    if not is_stateful(inner):
+        return None
+    return save_sampler(
+        lambda: {"own": copy_state(inner), "iterator": None, "ended": False}
+    )
+
+
 def unwrap_batch_sampler(sampler: Any) -> Any:
     """Return the sampler inside torch's ``BatchSampler``: only that has a state."""
     # Other classes of batch samplers may draw more samples than they yield.

@@ -128,7 +128,9 @@ KINDS: dict[str, Callable[[], dict[str, Any]]] = {
     "counted": lambda: {"sampler": CountedEpochs(LENGTH), "batch_size": 2},
     "saved": lambda: {"sampler": SavedEpochs(LENGTH), "batch_size": 2},
     "cursor": lambda: {"sampler": CursorEpochs(LENGTH), "batch_size": 2},
-    "sizes": lambda: {"batch_sampler": SizeBatchSampler([3, 1, 4, 1], 2, window=1)},
+    "sizes": lambda: {
+        "batch_sampler": SizeBatchSampler([3, 1, 4, 1, 5, 9, 2, 6], 4, window=1)
+    },
 }
 #: Calls of set_epoch: never; else once in each epoch. In the epoch of a start: before
 #: the sampler is given to its loader, before load_state_dict, after it, both, or not,
@@ -233,7 +235,7 @@ def check(
     whole = go()
     orders = [[b for e, b in whole.batches if e == epoch] for epoch in range(EPOCHS)]
     assert all(orders)
-    if mode != "never" or kind in ("shuffle", "counted"):
+    if mode != "never" or kind in ("shuffle", "counted", "sizes"):
         assert orders[0] != orders[1] != orders[2]
 
     def stop(run: Run, path: list[Point]) -> None:
@@ -272,3 +274,34 @@ def test_three_starts_with_workers(
     # Each kind in four of the modes.
     number = [*KINDS].index(kind) + 3 * persistent + prefetches
     check(kind, MODES[number % 6], (3, 2, 1), prefetches, **options)
+
+
+@pytest.mark.parametrize("prefetches", [False, True], ids=["plain", "prefetch"])
+@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("sets", [False, True], ids=["", "set_epoch"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_beginning_of_an_epoch_after_one_that_was_left(
+    kind: str, sets: bool, workers: int, prefetches: bool
+) -> None:
+    def new() -> tuple[dict[str, Any], Any]:
+        args = KINDS[kind]()
+        loader = DataLoader(Numbers(2 * LENGTH), **args, num_workers=workers)
+        return args, PreDataLoader(loader) if prefetches else loader
+
+    run = Run(kind, "both", prefetches, {})
+    seed(1)
+    args, loader = new()
+    left = iter(loader)
+    next(left)
+    if sets:
+        run.set_epoch(args, 1)
+    batches = iter(loader)
+    states = [loader.state_dict()]
+    rest = [next(batches).tolist()]
+    states.append(loader.state_dict())
+    rest += [batch.tolist() for batch in batches]
+    for given, state in enumerate(states):
+        seed(2)
+        _, again = new()
+        again.load_state_dict(state)
+        assert [batch.tolist() for batch in again] == rest[given:], given
