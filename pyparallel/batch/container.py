@@ -11,6 +11,7 @@ import torch
 from ..core.errors import (
     BatchTypeError,
     BatchValueError,
+    NoDataError,
     called_by_user,
     has_warned,
     type_name,
@@ -351,19 +352,26 @@ def _check_ragged(stack: bool, cpu_only: bool) -> None:
 _is_meta = operator.attrgetter("is_meta")
 
 
-def check_data(tensors: list[torch.Tensor], batch: Any, where: str) -> None:
+def check_data(
+    tensors: list[torch.Tensor],
+    batch: Any,
+    where: str,
+    cause: Exception | None = None,
+) -> None:
     """Raise ValueError if one of the tensors that are copied has no data.
 
     Args:
         tensors: the tensors of the batch that are copied.
         batch: the batch.
         where: the name of the batch in the error.
+        cause: the error of torch, or None.
     """
     if any(map(_is_meta, tensors)):
-        raise BatchValueError(
+        reason = "" if cause is None else f" ({cause})"
+        raise NoDataError(
             f"{_name_of_meta(batch, where)} must have data to be copied, but is on the "
-            "meta device. Give it data first, or leave it out of the batch."
-        )
+            f"meta device{reason}. Give it data first, or leave it out of the batch."
+        ) from cause
 
 
 def _name_of_meta(batch: Any, where: str) -> str | None:

@@ -56,6 +56,10 @@ class BatchMemoryError(MemoryError, RuntimeError, Error):
     """A batch that does not fit in memory (torch: ``RuntimeError``)."""
 
 
+class NoDataError(ValueError, NotImplementedError, Error):
+    """A meta tensor that would be copied (torch: ``NotImplementedError``)."""
+
+
 class SplitError(ValueError, IndexError, RuntimeError, Error):
     """A tensor that cannot be split as requested.
 

@@ -17,6 +17,7 @@ from ..batch.torch_stack import check_quantization
 from ..core.errors import (
     BatchTypeError,
     BatchValueError,
+    NoDataError,
     SplitError,
     format_path,
     type_name,
@@ -113,7 +114,7 @@ def check_data(
         rule = "be on the meta device like the first tensor"
         if part.is_meta:
             rule = f"have data to be copied to {target}"
-        raise BatchValueError(
+        raise NoDataError(
             f"gather: {_at(i, path)} must {rule}, but is on {part.device}. Give all "
             "tensors data, or only gather meta tensors, with target_device=None."
         ) from cause

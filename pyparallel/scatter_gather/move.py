@@ -12,7 +12,7 @@ import torch
 from ..backend.plain import PLAIN, check_storage
 from ..batch.container import DataContainer
 from ..batch.tensor_fields import TensorFields
-from ..core.errors import BatchValueError
+from ..core.errors import NoDataError
 from ..transfer import to_device
 
 #: Names leaf ``i``: ``inputs['img']``. Called only for a message: it is slow.
@@ -99,7 +99,7 @@ def _check_data(
         if is_moved:
             _collect([part], tensors)
         if any(map(_is_meta, tensors)):
-            raise BatchValueError(
+            raise NoDataError(
                 f"{name(i)} must have data to be copied to {target}, but is on the "
                 "meta device. Give it data first, or keep it in "
                 "DataContainer([tensor], cpu_only=True)."

@@ -28,8 +28,8 @@ class HostCopy:
             tensors = skeleton.take_tensors()
             try:
                 copy = MixedHostCopy(tensors, api, snapshot)
-            except NotImplementedError:
-                check_data(tensors, batch, "to_host: batch")
+            except NotImplementedError as error:
+                check_data(tensors, batch, "to_host: batch", error)
                 raise
             self._batch, self._pending = None, (skeleton, copy)
 
