@@ -19,6 +19,7 @@ __all__ = [
     "columns",
     "container",
     "custom_op",
+    "options",
     "pad_stack",
     "padding",
     "plan",

@@ -6,6 +6,7 @@ import itertools
 import operator
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import fields as dataclass_fields
 from functools import partial
 from keyword import iskeyword
 from typing import Any
@@ -26,12 +27,15 @@ from ..core.tracing import span
 from . import pytree
 from .collate import Walk, check_is_batch, check_not_empty, columns_by_key
 from .columns import Path, sequence_columns
+from .options import meant_by
+from .padding import Padding
 from .ragged import Ragged
 from .rules import List, Pad, Rule, Stack, advise_rules, apply_rule, convert, is_fields
 
 #: A rule, or a function that gets the list of the field's values.
 AnyRule = Rule | Callable[[list[Any]], Any]
 
+_OPTIONS = [each.name for each in dataclass_fields(Pad) if each.init]
 _RULES = "Pad(...), Stack(), Concat(), List() or a function of the list of values"
 
 
@@ -336,6 +340,42 @@ def _parents(name: str) -> list[str]:
     return [".".join(steps[:i]) for i in range(len(steps))]
 
 
+def check_collate_fn(value: Any) -> None:
+    """Raise TypeError unless a loader can call this ``collate_fn``."""
+    is_class = isinstance(value, type) and issubclass(value, Rule | Collate)
+    if value is None or (
+        callable(value) and not isinstance(value, Rule) and not is_class
+    ):
+        return
+    advice, found = "Use Collate(...) or a function.", f"{value!r} ({type_name(value)})"
+    if isinstance(value, Rule):
+        advice, found = f"Use Collate(default={value!r}).", f"{value!r}, a rule of it"
+    elif is_class:
+        name = value.__name__
+        is_rule = issubclass(value, Rule)
+        advice = f"Use Collate(default={name}())." if is_rule else f"Use {name}()."
+        found = f"the class {name}"
+    elif isinstance(value, Padding):
+        advice = "Use Collate(default=Pad(...)), which has the same options."
+    elif isinstance(value, Mapping):
+        advice = f"Use Collate({value!r})."
+    raise BatchTypeError(
+        "DataLoader: collate_fn must be a function of the samples, such as a Collate, "
+        f"but is {found}. {advice}"
+    )
+
+
+def _meant_option(name: str, value: Any) -> Pad | None:
+    """Return the rule whose option was given to `Collate` by mistake, or None."""
+    option = meant_by(name, _OPTIONS)
+    if option is None:
+        return None
+    try:
+        return Pad(**{option: value})
+    except (BatchTypeError, BatchValueError):
+        return None
+
+
 def _check_rule(rule: Any, name: str) -> None:
     if isinstance(rule, Rule) or (callable(rule) and not isinstance(rule, type)):
         return
@@ -344,6 +384,8 @@ def _check_rule(rule: Any, name: str) -> None:
         advice = "Use Concat(), whose result is a Ragged."
     elif isinstance(rule, type) and issubclass(rule, Rule):
         advice = f"Use {rule.__name__}()."
+    elif (meant := _meant_option(name.strip("'"), rule)) is not None:
+        advice = f"Did you mean default={meant!r}?"
     found = type_name(rule)
     if isinstance(rule, str | type):
         found = f"{rule!r} ({found})"
@@ -398,6 +440,8 @@ def _missing_field_error(batch: Sequence[Any], name: str, rule: AnyRule) -> Exce
         like, advice = f" like batch[{other}]", "Give every sample the same keys."
     elif where == "batch[0]" and not _children(sample):
         advice = f"Use Collate(default={rule!r}) for samples without fields."
+    elif where == "batch[0]" and meant_by(rest, ["default"]):
+        advice = f"Did you mean default={rule!r}?"
     return MissingKeyError(
         f"Collate, {rule!r}: {where} must have the field {rest!r}{like}, but has "
         f"{found}. {advice}"

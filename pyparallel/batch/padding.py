@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from ..core.errors import BatchTypeError, BatchValueError, check_int, type_name
+from .options import checked_options
 from .tensor_fields import TensorFields
 
 #: The largest number of dimensions that a `DataContainer` pads, as in mmcv.
@@ -158,6 +159,13 @@ class Padded(TensorFields):
         return self.num_samples
 
 
+checked_options(
+    Padding,
+    {
+        "value": "Give padding_value to DataContainer or pad_stack, or use Pad(value).",
+        "dims": "Give pad_dims to DataContainer or pad_stack, or use Pad(dims=...).",
+    },
+)
 # Pickles name the public path, so they do not depend on the layout of the package.
 Padding.__module__ = Padded.__module__ = "pyparallel"
 

@@ -67,7 +67,9 @@ class Ragged(TensorFields):
         """Concatenate tensors that differ in dimension 0, copied in one pass.
 
         In a ``DataLoader`` worker they are written directly into shared memory.
-        Gradients flow through. Mixed dtypes are promoted as ``torch.cat`` does.
+        Gradients flow through. Mixed dtypes are promoted as ``torch.cat`` does. Among
+        tensors with more dimensions, one of shape ``(0,)``, such as
+        ``torch.tensor([])``, has zero rows of their dtype.
 
         Raises:
             TypeError: a sample is not a dense tensor.
@@ -266,11 +268,34 @@ def join_samples(samples: Sequence[torch.Tensor], name: Callable[[int], str]) ->
     torch_stack.check_layouts(samples, name)
     shapes = [sample.shape for sample in samples]
     if () in shapes or len({shape[1:] for shape in shapes}) > 1:
-        _check_shapes(shapes, name)
+        rest = rest_beside_empty(shapes)
+        if rest is None:
+            _check_shapes(shapes, name)
+        else:
+            like = next(each for each in samples if each.dim() > 1)
+            rows = like.new_empty((0, *rest))
+            samples = [each if each.dim() > 1 else rows for each in samples]
     values = torch_stack.cat(samples, name)
     ends = list(accumulate((shape[0] for shape in shapes), initial=0))
     offsets = stack.int64_tensor(ends, (len(ends),), values.device)
     return Ragged.from_fields((values, offsets))
+
+
+def rest_beside_empty(shapes: Sequence[torch.Size]) -> torch.Size | None:
+    """Return the trailing dimensions that samples with rows share, beside empty ones.
+
+    Args:
+        shapes: the shapes of the samples.
+
+    Returns:
+        None unless all shapes are ``(0,)`` or ``(n, *rest)``, with both among them and
+        at least one dimension in ``rest``.
+    """
+    rests = {shape[1:] for shape in shapes if shape != (0,)}
+    if len(rests) != 1 or (0,) not in shapes:
+        return None
+    (rest,) = rests
+    return rest or None
 
 
 def _check_fields(values: Any, offsets: Any) -> None:

@@ -6,7 +6,7 @@ import numbers
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from itertools import chain
-from typing import Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 
@@ -21,8 +21,9 @@ from ..core.errors import (
 from . import plan, pytree, stack
 from .columns import NUMBER_DTYPES, Path, batch_tensors, batch_values, sample_path
 from .container import DataContainer
+from .options import checked_options
 from .padding import Padded, Padding, Sizes
-from .ragged import Ragged, join_samples
+from .ragged import Ragged, join_samples, rest_beside_empty
 
 _KEEP_LIST = "Use List() to keep the values in a list."
 
@@ -34,6 +35,15 @@ class Rule:
     """How the values of one field become a batch."""
 
     __slots__ = ()
+
+    if not TYPE_CHECKING:  # for type checkers a rule is no collate_fn either
+
+        def __call__(self, *args: Any, **kwargs: Any) -> NoReturn:
+            """Raise an error: a rule is not a ``collate_fn``."""
+            raise BatchTypeError(
+                f"{self!r} must be a rule of Collate, but was called as a function. "
+                f"Use Collate(default={self!r})."
+            )
 
     def _batch(self, column: list[Any], path: Path) -> Any:
         raise NotImplementedError
@@ -183,6 +193,9 @@ class Pad(Rule):
 
     def _advise(self, samples: Sequence[Any]) -> str:
         shapes = _shapes(samples)
+        if shapes is not None and (rest := rest_beside_empty(shapes)) is not None:
+            empty = f"torch.empty{(0, *rest)}"
+            return f"Return {empty} for no rows, or use Concat() or List()."
         if shapes is None or len({len(shape) for shape in shapes}) > 1:
             return advise_rules(samples)
         num_dims, dim = len(shapes[0]), _first_difference(shapes)
@@ -273,9 +286,15 @@ def _can_hold(dtype: torch.dtype, value: Any) -> bool:
 class Concat(Rule):
     """Concatenate values along dimension 0 without padding; the result is a `Ragged`.
 
+    An empty list, a tensor of shape ``(0,)`` and an empty array of objects have zero
+    rows of the other values.
+
     Example:
-        >>> Collate(boxes=Concat())([{"boxes": [[1, 2]]}, {"boxes": []}])
-        {'boxes': Ragged(values=tensor([[1, 2]]), offsets=tensor([0, 1, 1]))}
+        >>> batch = Collate(boxes=Concat())([{"boxes": [[1, 2]]}, {"boxes": []}])
+        >>> batch
+        {'boxes': Ragged(values=(1, 2), dtype=torch.int64, device=cpu, offsets=(3,))}
+        >>> batch["boxes"].offsets
+        tensor([0, 1, 1])
     """
 
     def _batch(self, column: list[Any], path: Path) -> Ragged:
@@ -300,6 +319,11 @@ class List(Rule):
 for _rule in (Stack, Pad, Concat, List):
     _rule.__module__ = "pyparallel"
 
+_PADS = {each.name: f"Use Pad({each.name}=...)." for each in fields(Pad) if each.init}
+checked_options(Pad)
+for _rule in (Stack, Concat, List):
+    checked_options(_rule, _PADS)
+
 
 def apply_rule(rule: Rule, column: list[Any], path: Path) -> Any:
     """Return the values at ``path`` of every sample as one value.
@@ -320,8 +344,8 @@ def apply_rule(rule: Rule, column: list[Any], path: Path) -> Any:
 def convert(column: Sequence[Any]) -> list[Any]:
     """Convert arrays, PIL images, numbers and lists of numbers to tensors.
 
-    Other values are kept. An empty list gets the dtype and the trailing dimensions of
-    the first value with items.
+    Other values are kept. An empty list, or an empty array of objects, gets the dtype
+    and the trailing dimensions of the first tensor.
     """
     values = stack.as_tensors(column)
     lists = [each for each in values if isinstance(each, list | tuple)]
@@ -334,7 +358,7 @@ def convert(column: Sequence[Any]) -> list[Any]:
     like = next((each for each in values if isinstance(each, torch.Tensor)), None)
     if like is None or not like.dim():
         like = torch.empty(0)
-    empty = [isinstance(each, list | tuple) and not each for each in values]
+    empty = list(map(_has_no_items, values))
     return [
         like.new_empty((0, *like.shape[1:])) if is_empty else value
         for is_empty, value in zip(empty, values, strict=True)
@@ -352,6 +376,13 @@ def _as_tensor(value: Any) -> Any:
         except (TypeError, ValueError, RuntimeError, OverflowError):
             return value
     return value
+
+
+def _has_no_items(value: Any) -> bool:
+    """Return True for an empty list, and for an empty array of objects."""
+    if isinstance(value, list | tuple):
+        return not value
+    return _is_of_numpy(value) and getattr(value, "size", 1) == 0
 
 
 def _has_tensor(value: Any) -> bool:
@@ -381,9 +412,19 @@ def _as_tensors(column: list[Any], path: Path) -> list[torch.Tensor]:
                 BatchTypeError,
                 f"{sample_path(path, i)} must be a tensor, a numeric array, a PIL "
                 "image, a number or a list of numbers of equal lengths, but is "
-                f"{type_name(sample)}.",
+                f"{_found(sample)}.",
             )
     return samples
+
+
+def _found(value: Any) -> str:
+    """Return the type of a value for a message, or that it is a list of strings."""
+    if isinstance(value, list | tuple) and value:
+        inner = value[0] if isinstance(value[0], list) else value
+        if inner and all(isinstance(each, str) for each in inner):
+            of = "strings" if inner is value else "lists of strings"
+            return f"a {type_name(value)} of {of}"
+    return type_name(value)
 
 
 def is_fields(value: Any) -> bool:
@@ -408,6 +449,8 @@ def advise_rules(samples: Sequence[Any]) -> str:
         return _KEEP_LIST
     lengths = {len(shape) for shape in shapes}
     if len(lengths) > 1:
+        if rest_beside_empty(shapes) is not None:
+            return "Use Concat() or List()."
         return _KEEP_LIST
     dim = _first_difference(shapes)
     if dim is None:

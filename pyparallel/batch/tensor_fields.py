@@ -156,8 +156,18 @@ class TensorFields:
     __hash__ = None  # type: ignore[assignment]  # tensors may change
 
     def __repr__(self) -> str:
-        """Show the tensors."""
-        shown = (f"{name}={getattr(self, name)!r}" for name in self._names)
+        """Show the shape, the dtype and the device of the data, and not its values."""
+        first, *others = zip(self._names, self.fields(), strict=True)
+        if not isinstance(first[1], torch.Tensor):  # a node in a tree of other objects
+            shown = [f"{name}={value!r}" for name, value in (first, *others)]
+        else:
+            shown = [f"{first[0]}={tuple(first[1].shape)}"]
+            shown += [f"dtype={self.dtype}", f"device={self.device}"]
+            shown += [
+                f"{name}={tuple(value.shape)}"
+                for name, value in others
+                if isinstance(value, torch.Tensor)
+            ]
         return f"{type(self).__name__}({', '.join(shown)})"
 
 

@@ -13,6 +13,7 @@ from torch.utils.data import BatchSampler, Dataset, IterableDataset, Sampler
 from typing_extensions import TypeVar
 
 from ..batch.collate import collate, collate_one_chunk
+from ..batch.collate_fields import check_collate_fn
 from ..core.errors import BatchTypeError, check_int, type_name, warn
 from ..core.text import plural
 from ..core.torch_private import TorchLoader, WorkersIter, require
@@ -130,6 +131,7 @@ class DataLoader(StatefulLoader, TorchLoader[_T_co]):
             )
         if sample_seeds:
             _random_state.check_sample_seeds(dataset)
+        check_collate_fn(collate_fn)
         has_batches = batch_size is not None or batch_sampler is not None
         if collate_fn is collate and has_batches:
             # Set here, so that other libraries that copy this loader copy it, too.

@@ -58,8 +58,7 @@ def detect_anomalous_params(loss: torch.Tensor, model: nn.Module) -> list[str]:
     ]
     for name, parameter in missing:
         _log(
-            f"parameter {name} of shape {tuple(parameter.shape)} is not in the "
-            "computational graph of the loss"
+            f"{name} with shape {parameter.shape} is not in the computational graph \n"
         )
     return [name for name, _ in missing]
 

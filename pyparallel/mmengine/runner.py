@@ -62,9 +62,9 @@ class Runner(_Runner):
         """Build a loader with the dataset, samplers and functions of mmengine.
 
         Args:
-            dataloader: A config as of mmengine's Runner. A loader is returned as it is.
-            seed: The seed of the sampler and of the workers.
-            diff_rank_seed: Whether each rank has another seed.
+            dataloader: a config as of mmengine's Runner. A loader is returned as it is.
+            seed: the seed of the sampler and of the workers.
+            diff_rank_seed: whether each rank has another seed.
         """
         if not isinstance(dataloader, dict):
             return _Runner.build_dataloader(dataloader, seed, diff_rank_seed)

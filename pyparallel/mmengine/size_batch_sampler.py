@@ -28,19 +28,19 @@ class SizeBatchSampler(size_batch_sampler.SizeBatchSampler):
             batch_sampler=dict(type="pyparallel.SizeBatchSampler", scale=(1333, 800)))
 
     Args:
-        sampler: A sampler of mmengine, such as ``DefaultSampler``.
-        batch_size: The number of samples of a batch, or the largest number with
+        sampler: a sampler of mmengine, such as ``DefaultSampler``.
+        batch_size: the number of samples of a batch, or the largest number with
             ``max_padded``.
-        sizes: As of ``pyparallel.SizeBatchSampler``: an array, or a function of an
+        sizes: as of ``pyparallel.SizeBatchSampler``: an array, or a function of an
             index. None: ``height`` and ``width`` of the dataset's ``get_data_info``.
-        scale: The size within which the pipeline resizes images and keeps their ratio,
+        scale: the size within which the pipeline resizes images and keeps their ratio,
             as ``scale`` of mmcv's ``Resize``. Only for ``sizes=None``.
-        max_padded: As of ``pyparallel.SizeBatchSampler``.
-        **options: Other arguments of ``pyparallel.SizeBatchSampler``.
+        max_padded: as of ``pyparallel.SizeBatchSampler``.
+        **options: other arguments of ``pyparallel.SizeBatchSampler``.
 
     Raises:
-        TypeError: The sampler has no dataset, or an argument has the wrong type.
-        ValueError: An argument has an impossible value, or the dataset has another
+        TypeError: the sampler has no dataset, or an argument has the wrong type.
+        ValueError: an argument has an impossible value, or the dataset has another
             number of samples than ``sizes``.
     """
 

@@ -19,7 +19,8 @@ from pyparallel.registry import Registry
 
 pytestmark = pytest.mark.one_backend
 
-EXPECTED = "parameter {} of shape {} is not in the computational graph of the loss"
+#: mmengine's text.
+EXPECTED = "{} with shape {} is not in the computational graph \n"
 
 
 @pytest.fixture
@@ -70,7 +71,7 @@ def test_the_level_is_error_and_the_logger_has_a_name(
     monkeypatch.setattr(anomalous_params, "upstream", lambda name: None)
     caplog.set_level(logging.ERROR, "pyparallel.mmengine")
     detect_anomalous_params(torch.zeros(()), nn.Linear(2, 1, bias=False))
-    text = EXPECTED.format("weight", (1, 2))
+    text = EXPECTED.format("weight", "torch.Size([1, 2])")
     assert caplog.record_tuples == [("pyparallel.mmengine", logging.ERROR, text)]
 
 

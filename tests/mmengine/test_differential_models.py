@@ -372,12 +372,11 @@ def test_anomalous_parameters_as_mmengine_finds_them(
         found = []
         for detect in (detect_anomalous_params, ours.detect_anomalous_params):
             records.clear()
-            names = detect(loss.sum(), model)
-            found.append([(each.levelno, each.name) for each in records])
+            detect(loss.sum(), model)
+            found.append(
+                [(each.levelno, each.name, each.getMessage()) for each in records]
+            )
         assert found[0] == found[1] and found[0]
-        texts = [each.getMessage() for each in records]
-        pairs = zip(texts, names, strict=True)
-        assert all(f"parameter {name} " in text for text, name in pairs)
 
 
 def test_wrappers_are_those_of_mmengine() -> None:

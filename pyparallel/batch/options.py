@@ -1,0 +1,70 @@
+"""Errors for unknown names of options, with the name that was probably meant."""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import inspect
+from collections.abc import Collection, Mapping
+from typing import Any, TypeVar
+
+from ..core.errors import BatchTypeError
+
+_Class = TypeVar("_Class", bound=type)
+
+#: Names that functions of this and of other libraries use for the same option.
+_SYNONYMS = (
+    {"divisor", "size_divisor", "pad_size_divisor", "size_divisibility"}
+    | {"multiple", "multiple_of", "pad_to_multiple_of"},
+    {"value", "padding_value", "pad_value", "fill", "fill_value", "pad_val"},
+    {"dims", "pad_dims", "num_dims", "ndim", "ndims", "dim"},
+    {"side", "padding_side", "pad_side"},
+    {"shape", "size", "pad_shape", "max_length", "target", "target_size"},
+    {"sizes", "lengths", "return_sizes", "return_lengths"},
+    {"mask", "return_mask", "attention_mask", "masks"},
+)
+
+
+def meant_by(name: str, options: Collection[str]) -> str | None:
+    """Return the option that a name probably means, or None."""
+    for names in _SYNONYMS:
+        if name in names:
+            return next((each for each in options if each in names), None)
+    return next(iter(difflib.get_close_matches(name, options, 1)), None)
+
+
+def checked_options(cls: _Class, advice: Mapping[str, str] | None = None) -> _Class:
+    """Make the constructor of a dataclass name the option that was probably meant.
+
+    Args:
+        cls: the class; it is changed.
+        advice: what to do instead, by the name of an option of a similar class.
+    """
+    init: Any = cls.__init__  # type: ignore[misc]
+    options = list(inspect.signature(cls).parameters)
+
+    @functools.wraps(init)
+    def checked(self: Any, *args: Any, **kwargs: Any) -> None:
+        for name in kwargs:
+            if name not in options:
+                raise _unknown(cls.__name__, name, options, advice or {})
+        init(self, *args, **kwargs)
+
+    cls.__init__ = checked  # type: ignore[misc]
+    return cls
+
+
+def _unknown(
+    where: str, name: str, options: Collection[str], advice: Mapping[str, str]
+) -> Exception:
+    rule = (
+        f"options must be {', '.join(options)}" if options else "there are no options"
+    )
+    meant, other = meant_by(name, options), meant_by(name, advice)
+    if meant is not None:
+        todo = f"Did you mean {meant}?"
+    elif other is not None:
+        todo = advice[other]
+    else:
+        todo = "Remove it."
+    return BatchTypeError(f"{where}: {rule}, but {name} was given. {todo}")
