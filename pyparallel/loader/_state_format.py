@@ -7,7 +7,8 @@ must not come or go. If ranks save under one key, it takes each leaf from any of
 ranks. All that differs between ranks is therefore in one leaf, with its checksum.
 
 ``epochs`` is the JSON text of the numbers of ``set_epoch``. ``state`` is a checksum and
-the JSON text of everything else. The states of datasets and samplers are part of it:
+the JSON text of everything else. The values of users in it, which are the states of
+datasets and samplers and the indices of samples that raised, are one list:
 
 1. as JSON, if JSON returns equal values of equal types;
 2. otherwise as base64 text of ``torch.save``, if ``torch.load(weights_only=True)``
@@ -38,10 +39,10 @@ from ..core.errors import type_name
 #: The version of the format. `decode` reads version 2 as well.
 VERSION = 3
 _KEYS = ["version", "epochs", "state"]
-#: The entries with states of datasets and samplers, or with indices.
-_PARTS = ("sampler", "workers", "errors")
 _WHERE = "DataLoader.load_state_dict: the state must"
 _ADVICE = "Load a state that nothing has changed since state_dict()."
+#: The names of the values of users in the states of datasets and samplers.
+_USERS = ("own", "iterator")
 _SCALARS = (str, int, float, bool, type(None))
 
 
@@ -51,14 +52,40 @@ def encode(state: dict[str, Any]) -> dict[str, Any]:
     Args:
         state: The dict that the modules of this folder use.
     """
-    body = {k: v for k, v in state.items() if k not in ("epochs", *_PARTS)}
-    parts: Any = {name: state[name] for name in _PARTS}
-    body["parts"] = parts if _is_json(parts) else _to_text(parts)
-    epochs, text = json.dumps(state["epochs"]), json.dumps(body)
+    values: list[Any] = []
+
+    def take_out(value: Any) -> int:
+        values.append(value)
+        return len(values) - 1
+
+    body = _replace_values(state, take_out)
+    epochs = json.dumps(body.pop("epochs"))
+    body["values"] = values if _is_json(values) else _to_text(values)
+    text = json.dumps(body)
     leaf: Any = f"{_checksum(epochs, text)} {text}"
-    if body["parts"] is None:
-        leaf = SimpleNamespace(text=leaf, parts=copy.deepcopy(parts))
+    if body["values"] is None:
+        leaf = SimpleNamespace(text=leaf, values=copy.deepcopy(values))
     return {"version": VERSION, "epochs": epochs, "state": leaf}
+
+
+def _replace_values(
+    state: dict[str, Any], replace: Callable[[Any], Any]
+) -> dict[str, Any]:
+    """Return a state with other values of users."""
+
+    def saved(part: Any) -> Any:
+        if part is None:
+            return None
+        found = {name: part[name] for name in _USERS if part.get(name) is not None}
+        return {**part, **{name: replace(value) for name, value in found.items()}}
+
+    workers = {
+        worker: {**record, "state": saved(record["state"])}
+        for worker, record in state["workers"].items()
+    }
+    errors = [[replace(index), *text] for index, *text in state["errors"]]
+    sampler = saved(state["sampler"])
+    return {**state, "sampler": sampler, "workers": workers, "errors": errors}
 
 
 def decode(state: Any) -> dict[str, Any]:
@@ -107,17 +134,19 @@ def _decode(epochs: Any, leaf: Any) -> dict[str, Any]:
             f"but has {found}: it is damaged. {_ADVICE}"
         )
     body = json.loads(text)
-    parts = body.pop("parts")
+    values = body.pop("values")
     if is_split:
-        parts = getattr(leaf, "parts", None)
-    elif isinstance(parts, str):
-        parts = _from_text(parts)
-    if not isinstance(parts, dict) or set(parts) != set(_PARTS):
+        values = getattr(leaf, "values", None)
+    elif isinstance(values, str):
+        values = _from_text(values)
+    taken: list[int] = []
+    _replace_values(body, taken.append)
+    if not isinstance(values, list) or len(values) != len(taken):
         raise ValueError(
-            f"{_WHERE} have the states of the dataset and the sampler, but has "
-            f"{_shorten(parts)}. {_ADVICE}"
+            f"{_WHERE} have {len(taken)} values of the dataset and the sampler, but "
+            f"has {_shorten(values)}. {_ADVICE}"
         )
-    return {"epochs": json.loads(epochs), **body, **parts}
+    return {"epochs": json.loads(epochs), **_replace_values(body, values.__getitem__)}
 
 
 def _checksum(epochs: str, text: str) -> str:
@@ -140,11 +169,11 @@ def _is_json(value: Any) -> bool:
         return False
 
 
-def _to_text(parts: Any) -> str | None:
+def _to_text(values: Any) -> str | None:
     """Return the text of values, None if ``weights_only=True`` refuses them."""
     file = io.BytesIO()
     try:
-        torch.save(parts, file)
+        torch.save(values, file)
         torch.load(io.BytesIO(file.getvalue()), weights_only=True)
     except Exception:  # also of methods of the values
         return None

@@ -127,8 +127,7 @@ class StatefulLoader:
                 well, if the sampler does not yield the same indices again.
             TypeError: The dataset is an ``IterDataPipe``.
         """
-        self._must_be_resumable("load_state_dict")
-        loaded = None if state_dict == {} else _check_state(self, state_dict)
+        loaded = check_state(self, state_dict)
         if loaded is not None:
             self._states_wanted = True
             if loaded["epoch"] is None:
@@ -154,8 +153,15 @@ class StatefulLoader:
             )
 
 
-def _check_state(loader: Any, saved: Any) -> dict[str, Any]:
-    """Return the decoded state. Raise ``ValueError`` if it does not fit."""
+def check_state(loader: Any, saved: Any) -> dict[str, Any] | None:
+    """Return the decoded state, None for ``{}``, and change nothing.
+
+    Raises:
+        Exception: The errors of `StatefulLoader.load_state_dict`.
+    """
+    loader._must_be_resumable("load_state_dict")
+    if isinstance(saved, dict) and not saved:
+        return None
     where = "DataLoader.load_state_dict: the state must"
     state = decode(saved)
     has_workers = state["loader"]["num_workers"] > 0 or loader.num_workers > 0

@@ -15,7 +15,7 @@ from ..core.devices import resolve_target
 from ..core.errors import BatchTypeError, BatchValueError, check_int, type_name
 from ..loader.applied import applied_changes
 from ..loader.data_loader import DataLoader
-from ..loader.state_dict import StatefulLoader
+from ..loader.state_dict import StatefulLoader, check_state
 from ..loader.stats import LoaderStats, Meter
 from ..loader.worker_monitor import shares_iterator
 from ._thread import Options, PrefetchThread, is_iterable
@@ -254,8 +254,15 @@ class PreDataLoader:
 
         Raises:
             AttributeError: the loader has no ``load_state_dict``.
+            ValueError: the state is refused by `pyparallel.DataLoader`. The passes
+                continue.
         """
         load = self._loader_method("load_state_dict")
+        loader = self.loader
+        while isinstance(loader, PreDataLoader):
+            loader = loader.loader
+        if isinstance(loader, StatefulLoader):
+            check_state(loader, state)  # before anything changes
         self._close_iterators()
         load(state)
         self._latest = None

@@ -10,6 +10,7 @@ import random
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import distributed_ranks as ranks
@@ -143,6 +144,12 @@ def damaged(value: Any) -> Iterator[Any]:
         yield from (value + 1, float(value), str(value), True)
     elif isinstance(value, str):
         yield from damaged_texts(value)
+    elif isinstance(value, SimpleNamespace):
+        for text in damaged(value.text):
+            yield SimpleNamespace(text=text, values=value.values)
+        for values in (None, [], value.values * 2, {}):
+            yield SimpleNamespace(text=value.text, values=values)
+        yield from (SimpleNamespace(text=value.text), value.text)
 
 
 def damaged_texts(text: str) -> Iterator[str]:

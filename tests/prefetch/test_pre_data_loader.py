@@ -332,6 +332,23 @@ def test_loading_a_state_ends_running_iterators() -> None:
         assert firsts(pre) == ALL[1:]
 
 
+@pytest.mark.parametrize("wrap", [lambda loader: loader, PreDataLoader])
+def test_a_pass_continues_after_a_state_was_refused(wrap: Any) -> None:
+    pre = PreDataLoader(wrap(pyparallel.DataLoader(range(8), 2)))
+    batches = iter(pre)
+    found = [next(batches).tolist()]
+    state = pre.state_dict()
+    for bad in (None, [state], {**state, "epochs": "{}"[:1]}, {"version": 3}):
+        with pytest.raises(
+            ValueError, match=r"^DataLoader\.load_state_dict: the state"
+        ):
+            pre.load_state_dict(bad)
+    assert pre.state_dict() == state
+    assert [*found, *(batch.tolist() for batch in batches)] == [
+        [first, first + 1] for first in range(0, 8, 2)
+    ]
+
+
 @pytest.mark.parametrize("name", ["state_dict", "load_state_dict"])
 def test_a_loader_without_state_is_named(name: str) -> None:
     arguments = [{}] if name.startswith("load") else []
