@@ -68,6 +68,7 @@ class DatasetTracker:
         replays: dict[int, list[Any]],
         auto_collation: bool,
         policy: ErrorPolicy | None,
+        saves: bool,
     ) -> None:
         """Prepare in the parent.
 
@@ -83,13 +84,15 @@ class DatasetTracker:
                 indices that they had read, as torch sent them.
             auto_collation: The replayed indices are batches of indices.
             policy: Reads the samples, None if errors are raised.
+            saves: Whether to use the state of the dataset. False: delivered samples
+                are read again.
         """
         self.dataset = self.read_as = dataset
         self._batch_size = batch_size
         self._records = records
         self._wants_states, self._replays = wants_states, replays
         self._auto_collation = auto_collation
-        self._worker, self._policy = 0, policy
+        self._worker, self._policy, self._saves = 0, policy, saves
         self._tracked = self._track()
         self._random: dict[str, Any] | None = None
 
@@ -120,7 +123,7 @@ class DatasetTracker:
 
     def _open(self) -> Iterator[Any]:
         record = self._records.pop(self._worker, None)
-        if record is not None and record["state"] is not None:
+        if record is not None and record["state"] is not None and self._saves:
             return self._restore(record)
         if get_worker_info() is not None:
             if record is not None and record["random"] and not record["ended"]:
@@ -151,7 +154,7 @@ class DatasetTracker:
 
     def _track(self) -> StatefulIterable:
         skip_errors = None if self._policy is None else self._policy.skip_errors
-        return StatefulIterable(self.dataset, skip_errors)
+        return StatefulIterable(self.dataset, skip_errors, saves=self._saves)
 
     def _discard_failures(self) -> None:
         """Forget failures of samples that were only read again."""
@@ -168,11 +171,16 @@ class DatasetTracker:
         while found < expected and next(samples, END) is not END:
             found += 1
         if found <= expected - self._batch_size:  # the last batch may have been short
+            advice = "Restore its data, and its epoch with set_epoch."
+            if self._saves:
+                advice = (
+                    "Add state_dict and load_state_dict to the dataset, or restore its "
+                    "data."
+                )
             raise RuntimeError(
                 f"DataLoader.load_state_dict: the dataset must yield its samples "
                 f"again, but worker {self._worker} had delivered {batches} batches of "
-                f"{self._batch_size} and now finds {found} samples. Add state_dict and "
-                f"load_state_dict to the dataset, or restore its data."
+                f"{self._batch_size} and now finds {found} samples. {advice}"
             )
 
     def state(self) -> dict[str, Any] | None:
@@ -281,6 +289,7 @@ class DatasetStates:
         self._batch_size = loader.batch_size or 1
         self._num_workers = loader.num_workers
         self._auto_collation = loader._auto_collation
+        self._saves = not loader.replay_dataset
         self._continued = loader._loaded is not None
         # Persistent workers keep their dataset, so they cannot read an epoch again.
         self._wants_at_start = loader._states_wanted or loader.persistent_workers
@@ -299,7 +308,7 @@ class DatasetStates:
             self.tracker = DatasetTracker(
                 *(dataset, self._batch_size, copy.deepcopy(records)),
                 *(self._wants_states, self._replays, self._auto_collation),
-                policy,
+                *(policy, self._saves),
             )
         return self.tracker
 

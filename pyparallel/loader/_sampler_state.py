@@ -88,6 +88,7 @@ class StatefulIterable:
         iterable: The sampler or the dataset.
         skip_errors: Wraps the iterator so that it skips samples that raise an error.
             None: errors are raised.
+        saves: Whether to use the states of both, if they are stateful.
 
     Attributes:
         ended: The iterator has raised ``StopIteration``. Its state may then be the
@@ -98,8 +99,11 @@ class StatefulIterable:
         self,
         iterable: Any,
         skip_errors: Callable[[Iterator[Any]], Iterator[Any]] | None = None,
+        *,
+        saves: bool = True,
     ) -> None:
         self.iterable, self._skip_errors = iterable, skip_errors
+        self._saves = saves
         self.ended = False
         self._iterator: Any = None
 
@@ -114,8 +118,9 @@ class StatefulIterable:
         return samples
 
     def has_state(self) -> bool:
-        """Return True if the iterable or its iterator is stateful."""
-        return is_stateful(self.iterable) or is_stateful(self._iterator)
+        """Return True if the iterable or its iterator has a state to save."""
+        parts = (self.iterable, self._iterator)
+        return self._saves and any(map(is_stateful, parts))
 
     def state(self) -> dict[str, Any] | None:
         """Return copies of both states, or None if neither is stateful."""

@@ -73,14 +73,18 @@ class DataLoader(StatefulLoader, TorchLoader[_T_co]):
             raise it. ``"skip"``: leave the sample out of its batch. ``"replace"``: put
             another sample of the dataset in its place. See ``docs/loader.md``.
         max_errors: The largest number of samples of an epoch that may fail.
+        replay_dataset: Do not use ``state_dict`` of an iterable dataset. A resumed
+            epoch reads the delivered samples again and drops them. For datasets whose
+            state is not exact. See ``docs/resume.md``.
         snapshot_every_n_steps: If 1 or more, workers report the state of a stateful
             dataset from the first batch on. If None or 0, they do so after the first
             call of ``state_dict``. The state is exact at every step, for any number.
 
     Raises:
         TypeError: ``ring_slabs``, ``max_ring_bytes`` or ``snapshot_every_n_steps`` is
-            not an integer, ``sample_seeds`` is not a bool, or ``sample_seeds`` is True
-            with an iterable dataset.
+            not an integer, ``sample_seeds`` or ``replay_dataset`` is not a bool,
+            ``sample_seeds`` is True with an iterable dataset, or ``replay_dataset``
+            with another one.
         ValueError: A number is negative, a sampler of this package is for another
             number of samples, or torch's ``DataLoader`` raises it.
 
@@ -115,6 +119,7 @@ class DataLoader(StatefulLoader, TorchLoader[_T_co]):
         sample_seeds: bool = False,
         on_error: Literal["raise", "skip", "replace"] = "raise",
         max_errors: int = 100,
+        replay_dataset: bool = False,
         snapshot_every_n_steps: int | None = None,
     ) -> None:
         for name, value in (
@@ -124,14 +129,17 @@ class DataLoader(StatefulLoader, TorchLoader[_T_co]):
         ):
             if value is not None:
                 check_int(value, 0, f"DataLoader: {name}", "None or an integer")
-        if not isinstance(sample_seeds, bool):
-            raise BatchTypeError(
-                "DataLoader: sample_seeds must be True or False, but is "
-                f"{sample_seeds!r} ({type_name(sample_seeds)})."
-            )
+        _check_bool("sample_seeds", sample_seeds)
+        _check_bool("replay_dataset", replay_dataset)
         if sample_seeds:
             _random_state.check_sample_seeds(dataset)
         check_collate_fn(collate_fn)
+        if replay_dataset and not isinstance(dataset, IterableDataset):
+            raise BatchTypeError(
+                "DataLoader: replay_dataset=True must have an IterableDataset, but has "
+                f"{type_name(dataset)}, whose samples are read by their index. Remove "
+                "replay_dataset."
+            )
         has_batches = batch_size is not None or batch_sampler is not None
         if collate_fn is collate and has_batches:
             # Set here, so that other libraries that copy this loader copy it, too.
@@ -163,6 +171,7 @@ class DataLoader(StatefulLoader, TorchLoader[_T_co]):
         for part in ordering_parts(self).values():  # such as SizeBatchSampler
             if callable(check := getattr(part, "check_loader", None)):
                 check(self)
+        self.replay_dataset = replay_dataset
         self.snapshot_every_n_steps = snapshot_every_n_steps
         self._states_wanted = bool(snapshot_every_n_steps)
         self._receiver = BatchReceiver(ring_slabs, max_ring_bytes)
@@ -230,6 +239,14 @@ class DataLoader(StatefulLoader, TorchLoader[_T_co]):
         if self.num_workers == 0:
             return InProcessIterator(self, self._receiver)
         return WorkersIterator(self, self._receiver)
+
+
+def _check_bool(name: str, value: Any) -> None:
+    if not isinstance(value, bool):
+        raise BatchTypeError(
+            f"DataLoader: {name} must be True or False, but is {value!r} "
+            f"({type_name(value)})."
+        )
 
 
 def _describe(dataset: Any) -> str:

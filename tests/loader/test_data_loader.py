@@ -286,7 +286,7 @@ def test_torch_checks_its_own_arguments() -> None:
 
 
 OURS = {"ring_slabs", "max_ring_bytes", "sample_seeds", "snapshot_every_n_steps"}
-OURS |= {"on_error", "max_errors"}
+OURS |= {"on_error", "max_errors", "replay_dataset"}
 
 
 def test_the_signature_is_torchs_with_types() -> None:
