@@ -9,27 +9,30 @@ than padding a few small ones.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from fractions import Fraction
 from functools import reduce
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from ..core.errors import BatchValueError
 from . import stack, torch_stack
 from .padding import Padded, Padding, start_offsets, target_sizes
+from .padding_values import exact_number, padding_value_as_double
 from .plan import check_fixed_sizes, sample_name
 
 _PAD_STACK = (
-    "(Tensor[] samples, int pad_dims, float padding_value, int[] size_divisor, "
-    "int[]? shape, int[]? buckets, str[] side, bool sizes, bool mask) "
-    "-> (Tensor, Tensor, Tensor)"
+    "(Tensor[] samples, int pad_dims, Scalar padding_value, int high_word, "
+    "int[] size_divisor, int[]? shape, int[]? buckets, str[] side, bool sizes, "
+    "bool mask) -> (Tensor, Tensor, Tensor)"
 )
 
 
 def pad_stack(
     samples: Sequence[Tensor],
     pad_dims: int,
-    padding_value: float | None,
+    padding_value: Any,
     padding: Padding,
 ) -> Tensor | Padded:
     """Run `stack.stack_padded` as one node of a graph."""
@@ -38,7 +41,7 @@ def pad_stack(
     data, sizes, mask = _pad_stack(
         list(samples),
         pad_dims,
-        0.0 if padding_value is None else padding_value,
+        *_as_words(padding_value),
         one_per_dim(padding.size_divisor, pad_dims),
         padding.shape,
         buckets or None,
@@ -55,9 +58,14 @@ def pad_stack(
 
 @torch.library.custom_op("pyparallel::pad_stack", mutates_args=(), schema=_PAD_STACK)
 def _pad_stack(
-    samples: Sequence[Tensor], pad_dims: int, padding_value: float, *options: Any
+    samples: Sequence[Tensor],
+    pad_dims: int,
+    padding_value: float,
+    high_word: int,
+    *options: Any,
 ) -> tuple[Tensor, ...]:
-    padding, values = _padding(pad_dims, *options), [padding_value] * len(samples)
+    value = padding_value + high_word * 2**64 if high_word else padding_value
+    padding, values = _padding(pad_dims, *options), [value] * len(samples)
     found = stack.stack_padded(samples, pad_dims, values, sample_name, padding)
     padded = found if isinstance(found, Padded) else Padded(found)
     data, sizes, mask = padded.fields()
@@ -70,7 +78,11 @@ def _pad_stack(
 
 @_pad_stack.register_fake
 def _(
-    samples: Sequence[Tensor], pad_dims: int, padding_value: float, *options: Any
+    samples: Sequence[Tensor],
+    pad_dims: int,
+    padding_value: float,
+    high_word: int,
+    *options: Any,
 ) -> tuple[Tensor, ...]:
     padding, first = _padding(pad_dims, *options), samples[0]
     shapes = [tuple(sample.shape) for sample in samples]
@@ -85,7 +97,7 @@ def _(
 
 
 def _save_for_backward(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-    samples, ctx.pad_dims, _, *options = inputs
+    samples, ctx.pad_dims, _, _, *options = inputs
     ctx.padding = _padding(ctx.pad_dims, *options)
     ctx.forms = [(sample.shape, sample.dtype) for sample in samples]
     ctx.num_others = len(inputs) - 1
@@ -107,6 +119,25 @@ def _pad_stack_backward(ctx: Any, grad: Tensor, *_: Any) -> tuple[Any, ...]:
 
 
 _pad_stack.register_autograd(_pad_stack_backward, setup_context=_save_for_backward)
+
+
+def _as_words(padding_value: Any) -> tuple[int | float, int]:
+    """Return a padding value as a Scalar and its higher word, in units of 2**64.
+
+    A Scalar in a graph is a double, or an integer of 64 bits with a sign.
+    """
+    number = exact_number(padding_value, sample_name, 0)
+    if isinstance(number, Fraction):
+        raise BatchValueError(
+            "pad_stack: padding_value must be an integer or a double in a graph of "
+            f"torch.compile, but is {padding_value!r}. Convert it first."
+        )
+    if isinstance(number, float) or -(2**63) <= number < 2**63:
+        return number, 0
+    if not -(2**126) <= number < 2**126:
+        return padding_value_as_double(number, sample_name, 0), 0
+    low = (number + 2**63) % 2**64 - 2**63
+    return low, (number - low) // 2**64
 
 
 def one_per_dim(value: Any, num_dims: int) -> list[Any]:

@@ -1,4 +1,4 @@
-"""Plan a stack from the shapes and dtypes of its samples alone.
+"""Plan a stack from the shapes of its samples alone.
 
 A plan is a frozen value. Equal batches have equal plans. A plan can be compared,
 pickled and printed, and tests of plans need no data, device or extension.
@@ -6,19 +6,11 @@ pickled and printed, and tests of plans need no data, device or extension.
 
 from __future__ import annotations
 
-import functools
 import math
-import numbers
-import struct
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
 
-import torch
-
-from ..core.errors import BatchTypeError, BatchValueError, type_name, with_advice
-from ..core.torch_private import is_recorded, is_wrapped
+from ..core.errors import BatchValueError, with_advice
 from .padding import MOST_PAD_DIMS, Padding, start_offsets, target_sizes
 
 _MAX_BYTES = 2**63 - 1
@@ -96,87 +88,6 @@ def plan_stack(
             f"elements, but the padded shape is {shape}."
         )
     return StackPlan(shape, padded, starts)
-
-
-def padding_patterns(
-    plan: StackPlan, dtype: torch.dtype, values: Sequence[Any], name: Name
-) -> bytes:
-    """Return the bit patterns that the backend writes into the padding.
-
-    The result is one pattern for all samples, or one for each if their values differ.
-    The value of a sample without padding is not checked.
-
-    Args:
-        plan: the plan of the stack.
-        dtype: the dtype of all samples.
-        values: padding value of every sample.
-        name: returns the name of sample ``i`` for an error.
-
-    Raises:
-        TypeError: a padding value is not a real number.
-        ValueError: the dtype cannot hold a padding value.
-    """
-    zero = bytes(dtype.itemsize)
-    if not any(plan.padded):
-        return zero
-    if len(set(map(id, values))) == 1:  # nearly always; convert it once
-        return padding_pattern(values[0], dtype, name, plan.padded.index(True))
-    patterns = [
-        padding_pattern(value, dtype, name, i) if padded else None
-        for i, (padded, value) in enumerate(zip(plan.padded, values, strict=True))
-    ]
-    used = {pattern for pattern in patterns if pattern is not None}
-    if len(used) == 1:
-        return used.pop()
-    return b"".join(pattern or zero for pattern in patterns)
-
-
-def padding_pattern(value: Any, dtype: torch.dtype, name: Name, i: int) -> bytes:
-    """Return the bit pattern of a padding value, converted as F.pad converts it.
-
-    Raises:
-        TypeError: the value is not a real number.
-        ValueError: the dtype cannot hold the value.
-    """
-    number = padding_value_as_float(value, name, i)
-    try:
-        return _convert_number(struct.pack("d", number), dtype)
-    except RuntimeError as error:
-        raise with_advice(
-            BatchValueError,
-            f"{name(i)} must have a padding_value that {dtype} can hold, but has "
-            f"{value!r}.",
-        ) from error
-
-
-def padding_value_as_float(value: Any, name: Name, i: int) -> float:
-    """Return a padding value as the double that ``torch.nn.functional.pad`` takes.
-
-    None means 0, as in that function.
-    """
-    if value is None:
-        return 0.0
-    # float() would parse strings and discard imaginary parts.
-    if not isinstance(value, (str, bytes)) and not _is_complex(value):
-        try:
-            return float(value)
-        except OverflowError as error:
-            raise BatchValueError(
-                f"{name(i)} must have a padding_value that a double can hold, but has "
-                "a larger integer."
-            ) from error
-        except (TypeError, ValueError, RuntimeError):
-            pass
-    raise BatchTypeError(
-        f"{name(i)} must have a number as padding_value, but has {value!r} "
-        f"({type_name(value)})."
-    )
-
-
-def _is_complex(value: Any) -> bool:
-    if isinstance(value, torch.Tensor):
-        return value.is_complex()
-    return isinstance(value, numbers.Complex) and not isinstance(value, numbers.Real)
 
 
 def _padded_shape(
@@ -277,25 +188,3 @@ def _advise_pad_dims(num_dims: int, padding: Padding | None) -> str:
     if padding is not None:
         return f"Set pad_dims={num_dims}."
     return f"Set pad_dims={num_dims} and padding=Padding()."
-
-
-@functools.lru_cache(maxsize=1024)
-def _convert_number(number: bytes, dtype: torch.dtype) -> bytes:
-    """Convert a double as ``fill_`` does; its bits are the key, for -0.0 and NaN."""
-    (value,) = struct.unpack("d", number)
-    # torch compares with the limit as a double, so it accepts 2**63 and 2**64.
-    limits = {torch.int64: 2.0**63, torch.uint64: 2.0**64}
-    if dtype in limits and value >= limits[dtype]:
-        raise RuntimeError("value cannot be converted without overflow")
-    if is_recorded() or is_wrapped(torch.empty(0, device="cpu")):
-        # Here tensors may have no values. Another thread does not have these modes.
-        with ThreadPoolExecutor(1) as thread:
-            return thread.submit(_fill, value, dtype).result()
-    return _fill(value, dtype)
-
-
-def _fill(value: float, dtype: torch.dtype) -> bytes:
-    # Two cells, because for one cell torch checks the range of a half differently. The
-    # device is explicit, because users can change the default device.
-    cells = torch.empty(2, dtype=dtype, device="cpu").fill_(value)
-    return bytes(cells.view(torch.uint8).tolist()[: dtype.itemsize])

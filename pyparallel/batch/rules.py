@@ -23,6 +23,7 @@ from .columns import NUMBER_DTYPES, Path, batch_tensors, batch_values, sample_pa
 from .container import DataContainer
 from .options import checked_options
 from .padding import Padded, Padding, Sizes
+from .padding_values import as_number
 from .ragged import Ragged, join_samples, rest_beside_empty
 
 _KEEP_LIST = "Use List() to keep the values in a list."
@@ -139,7 +140,9 @@ class Pad(Rule):
         except (BatchTypeError, BatchValueError) as error:
             text = str(error).replace("size_divisor", "divisor")
             raise type(error)(text.replace("Padding: ", "Pad: ", 1)) from None
-        if not isinstance(self.value, numbers.Real):
+        is_real = isinstance(self.value, numbers.Real)
+        value = as_number(self.value) if is_real else None
+        if value is None:
             raise BatchTypeError(
                 f"Pad: value must be a real number, but is {self.value!r} "
                 f"({type_name(self.value)})."
@@ -153,12 +156,13 @@ class Pad(Rule):
                 f"options, but is {dims}. Omit dims, or change these options."
             )
         # Equal rules have equal options, whichever types the caller passed.
-        checked = {
+        checked: dict[str, Any] = {
             "dims": dims,
             "divisor": padding.size_divisor,
             "shape": padding.shape,
             "buckets": padding.buckets,
             "side": padding.side,
+            "value": value,
             "_padding": padding,
         }
         for name, value in checked.items():
@@ -279,7 +283,7 @@ def _can_hold(dtype: torch.dtype, value: Any) -> bool:
         return bool(value == 1)
     if dtype not in _INTEGERS or isinstance(value, numbers.Integral):
         return True
-    return float(value).is_integer()
+    return bool(value % 1 == 0)
 
 
 @dataclass(frozen=True, slots=True, repr=False)

@@ -18,7 +18,8 @@ from ..core.torch_private import in_forward_ad, is_recorded
 from ..transfer import to_device
 from . import allocation, torch_stack
 from .padding import Padded, Padding
-from .plan import Name, StackPlan, padding_patterns, plan_stack
+from .padding_values import padding_patterns
+from .plan import Name, StackPlan, plan_stack
 
 _shape_of = attrgetter("shape")
 _dtype_of = attrgetter("dtype")
@@ -35,8 +36,9 @@ def stack(
     """Return the samples as one new contiguous tensor ``(len(samples), *target)``.
 
     Values, dtype and conversions are those of ``torch.nn.functional.pad`` on every
-    sample followed by ``torch.stack``. The backend writes plain dense tensors of one
-    dtype that need no gradient in one pass. For all others, these torch functions run.
+    sample followed by ``torch.stack``, except that integers are padded with exactly the
+    padding value. The backend writes plain dense tensors of one dtype that need no
+    gradient in one pass. For all others, these torch functions run.
 
     Args:
         samples: at least one tensor.

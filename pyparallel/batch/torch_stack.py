@@ -16,7 +16,8 @@ from ..backend.plain import PLAIN, missing_bytes, without_subclasses
 from ..core.errors import BatchTypeError, BatchValueError, type_name, with_advice
 from ..core.torch_private import is_wrapped, outside_autocast
 from . import allocation
-from .plan import Name, StackPlan, padding_pattern, padding_value_as_float, sample_name
+from .padding_values import padding_number, padding_value_as_double
+from .plan import Name, StackPlan, sample_name
 
 
 def pad_and_stack(
@@ -44,9 +45,11 @@ def pad_and_stack(
     for i, sample in enumerate(samples):
         check_sample(samples, name, i)
         if plan.padded[i]:
-            if not sample.is_quantized:
-                padding_pattern(values[i], sample.dtype, name, i)
-            value = padding_value_as_float(values[i], name, i)
+            value: float
+            if sample.is_quantized:
+                value = padding_value_as_double(values[i], name, i)
+            else:
+                value = padding_number(values[i], sample.dtype, name, i)
             if not shapes_only:
                 sides = pad_argument(plan, sample.shape, i)
                 with _naming(sample, name, i):
@@ -139,12 +142,28 @@ def pad_argument(plan: StackPlan, shape: Sequence[int], i: int) -> list[int]:
 def pad(tensor: torch.Tensor, sides: Sequence[int], value: float = 0) -> torch.Tensor:
     """Return ``F.pad(tensor, sides, value=value)``.
 
-    Unlike F.pad of torch 2.8, it can pad to an empty shape.
+    Unlike F.pad, it does not round an integer to a double. Unlike F.pad of torch 2.8,
+    it can pad to an empty shape.
     """
     shape = list(tensor.shape)
     for i in range(len(sides) // 2):
         shape[-1 - i] += sides[2 * i] + sides[2 * i + 1]
-    return F.pad(tensor, sides, value=value) if all(shape) else tensor.reshape(shape)
+    if not all(shape):
+        return tensor.reshape(shape)
+    if isinstance(value, int) and float(value) != value:
+        return _pad_with_bits(tensor, sides, value)
+    return F.pad(tensor, sides, value=float(value))
+
+
+def _pad_with_bits(
+    tensor: torch.Tensor, sides: Sequence[int], value: int
+) -> torch.Tensor:
+    """Pad ``torch.int64`` or ``torch.uint64`` with zeros that become the value."""
+    if tensor.dtype == torch.int64:
+        # The second operation restores the data.
+        return F.pad(tensor ^ value, sides) ^ value
+    bits = value if value < 2**63 else value - 2**64
+    return _pad_with_bits(tensor.view(torch.int64), sides, bits).view(tensor.dtype)
 
 
 def check_layouts(samples: Sequence[torch.Tensor], name: Name) -> None:

@@ -13,7 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from pyparallel import ImagePreprocessor, Padded, Padding, collate, pad_stack
-from pyparallel.batch import plan
+from pyparallel.batch import padding_values
 
 pytestmark = [pytest.mark.cuda_torch, pytest.mark.asan]
 
@@ -56,7 +56,7 @@ def test_a_recorded_graph_makes_batches_of_new_values(
     backend: ModuleType, record: str
 ) -> None:
     new = [each * 5 for each in RAGGED]
-    plan._convert_number.cache_clear()
+    padding_values._convert_double.cache_clear()
     with using(backend):
         graph: Any
         if record == "make_fx":
@@ -67,13 +67,13 @@ def test_a_recorded_graph_makes_batches_of_new_values(
 
 
 def test_tensors_without_values_are_padded() -> None:
-    plan._convert_number.cache_clear()
+    padding_values._convert_double.cache_clear()
     with FakeTensorMode():
         fakes = batches(torch.ones(2), torch.ones(3))
     assert [type(each).__name__ for each in fakes] == ["FakeTensor"] * 5
     expected = batches(*RAGGED)
     assert [each.shape for each in fakes] == [each.shape for each in expected]
-    plan._convert_number.cache_clear()
+    padding_values._convert_double.cache_clear()
     found = torch.func.functionalize(batches)(*RAGGED)
     assert all(map(torch.equal, found, expected))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -78,6 +79,33 @@ def test_pad_stack_is_one_node(mode: tuple[str, bool], options: dict[str, Any]) 
         eager = eager.data if isinstance(eager, Padded) else eager
         expected = torch.autograd.grad((eager * weights).sum(), leaves)
         assert all(map(torch.equal, found, expected))
+
+
+@modes
+def test_integers_are_padded_with_exactly_the_value(mode: tuple[str, bool]) -> None:
+    def pad(samples: list[torch.Tensor], value: Any) -> Any:
+        return pad_stack(samples, padding_value=value)
+
+    function = compiled(pad, mode)
+    wide = [2**53 + 1, 2**53 + 3, 2**63 - 1, 5, -(2**63), 2**63 + 1, 2**64 - 1]
+    for value in (*wide, np.int64(2**53 + 1), torch.tensor(2**53 + 1)):
+        if not mode[1]:  # a graph for each value
+            torch._dynamo.reset()
+        dtype = torch.int64 if value < 2**63 else torch.uint64
+        samples = [torch.ones(each, dtype=dtype) for each in (2, 3)]
+        assert_same(function(samples, value), pad(samples, value))
+        assert function(samples, value)[0, 2].item() == value
+    samples = [torch.ones(each, dtype=torch.int64) for each in (2, 3)]
+    with pytest.raises(ValueError, match=f"torch.int64 can hold, but has {2**70 + 1}"):
+        function(samples, 2**70 + 1)
+    assert function(samples[:1] * 2, 2**70 + 1).shape == (2, 2)
+    program = torch.export.export(Padder(), (samples,))
+    assert program.module()(samples)[0, 2].item() == 2**53 + 1
+
+
+class Padder(torch.nn.Module):
+    def forward(self, samples: list[torch.Tensor]) -> Any:
+        return pad_stack(samples, padding_value=2**53 + 1)
 
 
 def test_gradients_of_complex_samples_are_those_of_eager_code() -> None:
@@ -162,9 +190,10 @@ def test_torch_finds_nothing_wrong_with_the_operators(
     images, check = make((3, 4, 5), (3, 6, 2)), torch.library.opcheck
     for more in (False, True):
         padding = ([4, 1], None, None, ["left", "center"], more, more)
-        check(operators.pad_stack.default, (images, 2, 1.0, *padding))
+        check(operators.pad_stack.default, (images, 2, 1.0, 0, *padding))
         plain = ([4, 1], None, None, ["right"], more, more)
-        check(operators.pad_stack.default, (make((2, 3), (2, 3)), 0, 1.0, *plain))
+        equal = make((2, 3), (2, 3))
+        check(operators.pad_stack.default, (equal, 0, 2**53 + 1, 1, *plain))
         options = ([1.0], [2.0], [0.5], False, True, True, [4, 4], torch.float16)
         for channels_last in (False, True):
             arguments = (images, *options, channels_last, more)

@@ -324,7 +324,7 @@ TENSORS = {
     "2**53+1-into-int": Case(
         ragged_pair(torch.int64, padding_value=2**53 + 1),
         one,
-        row_of(torch.int64, 2**53),
+        row_of(torch.int64, 2**53 + 1),
     ),
     "none-as-padding": Case(
         ragged_pair(padding_value=None), one, row_of(torch.float32, 0)

@@ -7,6 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 
@@ -21,9 +22,22 @@ def elements(tensor: torch.Tensor) -> dict[tuple[int, ...], bytes]:
     return {index: flat[i * size :][:size] for i, index in enumerate(indices)}
 
 
+#: The dtypes of integers, and those of numpy.
+INTEGERS = {
+    getattr(torch, name): np.dtype(name)
+    for name in "uint8 int8 int16 int32 int64 uint16 uint32 uint64".split()
+}
+
+
 def padding(dtype: torch.dtype, value: Any) -> bytes:
     """Return the bytes of a padding value; RuntimeError if the dtype cannot hold it."""
-    # Two cells: the range of a half is checked by other rules if there is only one.
+    if dtype in INTEGERS and isinstance(value, int):
+        try:
+            return np.array(int(value), INTEGERS[dtype]).tobytes()
+        except OverflowError as error:
+            raise RuntimeError from error
+    # F.pad rounds an integer to a double. Two cells, because the range of a half is
+    # checked by other rules if there is only one.
     cells = F.pad(torch.empty(0, dtype=dtype), (0, 2), value=value)
     return elements(cells)[(0,)]
 
@@ -72,7 +86,7 @@ def first_index(size: int, target: int, side: str) -> int:
 def by_torch(
     samples: Sequence[torch.Tensor], pad_dims: int | None, values: Sequence[Any]
 ) -> torch.Tensor:
-    """Return one chunk as mmcv 1.x makes it: F.pad on each sample, torch.stack."""
+    """Return one chunk as mmcv 1.x makes it: each sample padded, then torch.stack."""
     if pad_dims is None:
         return torch.stack(list(samples))
     target = target_shape([tuple(s.shape) for s in samples], pad_dims)
@@ -83,10 +97,13 @@ def by_torch(
         if 0 in shape:  # F.pad of torch 2.8 refuses some of these
             padded.append(sample.reshape(shape))
             continue
-        margins = []
-        for dim in range(1, pad_dims + 1):
-            margins += [0, target[-dim] - sample.shape[-dim]]
-        padded.append(F.pad(sample, margins, value=value))
+        if sample.shape == shape:
+            padded.append(sample)
+            continue
+        cell = torch.tensor(list(padding(sample.dtype, value)), dtype=torch.uint8)
+        row = cell.view(sample.dtype).expand(shape).clone()
+        row[tuple(map(slice, sample.shape))] = sample
+        padded.append(row)
     return torch.stack(padded)
 
 

@@ -38,9 +38,10 @@ PROMOTED = [
 
 LAYOUTS = ("dense", "transposed", "strided", "expanded", "flipped", "offset", "last")
 
-#: Values that F.pad converts, and some that not every dtype can hold.
+#: Values that not every dtype, and some that no double can hold.
 PADDING = [0, 1, -1, 7, 255, 256, 0.5, -0.0, 1e30, 2**31, -(2**63), True]
-PADDING += [math.nan, math.inf, -math.inf]
+PADDING += [math.nan, math.inf, -math.inf, 2**53 + 1, -(2**63) + 1, 2**63 - 1]
+PADDING += [2**63 + 1, 2**64 - 1]
 
 Pair = namedtuple("Pair", "left right")
 
