@@ -37,8 +37,9 @@ class DataContainer:
     Args:
         data: any object; a tensor if ``stack`` is set.
         stack: pad and stack this field.
-        padding_value: the number written into the padding of this sample. It is
-            converted to the dtype of ``data`` as ``torch.nn.functional.pad`` does.
+        padding_value: the number written into the padding of this sample. An integer
+            dtype of ``data`` gets exactly this number. For another dtype it is
+            converted as ``torch.nn.functional.pad`` does.
         cpu_only: keep this field on the host.
         pad_dims: the number of trailing dimensions that may differ between samples and
             are padded at their end: 1, 2 or 3; None if all shapes are equal.

@@ -35,8 +35,9 @@ def pad_stack(
         samples: tensors, numeric arrays or PIL images (as arrays ``(h, w, C)``) with
             the same number of dimensions, at least one.
         pad_dims: the number of trailing dimensions that may differ; None: all.
-        padding_value: the number written into the padding. It is converted to the dtype
-            of the samples as ``torch.nn.functional.pad`` does.
+        padding_value: the number written into the padding. Samples of an integer dtype
+            get exactly this number. For other dtypes it is converted as
+            ``torch.nn.functional.pad`` does.
         padding: the target shape and the sides of the padding, and whether to return
             sizes and a mask.
         out: a plain contiguous tensor for the result, with its shape and dtype, on the

@@ -214,7 +214,7 @@ class Ragged(TensorFields):
         """Return the samples padded and stacked.
 
         Args:
-            padding_value: the number written into the padding.
+            padding_value: the number written into the padding; see `pad_stack`.
             padding: options for the one padded dimension, dimension 0 of the samples.
 
         Returns:

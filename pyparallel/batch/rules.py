@@ -92,7 +92,7 @@ class Pad(Rule):
 
     Args:
         value: the number written into the padding. The dtype of the values must be
-            able to hold it.
+            able to hold it; integers are not rounded.
         dims: the number of trailing dimensions that may differ and are padded. None:
             the number of sizes in the other options; without such sizes 2, or 1 for
             values with one dimension.

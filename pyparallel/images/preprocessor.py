@@ -64,8 +64,9 @@ class ImagePreprocessor(nn.Module):
         ValueError: an option has an impossible value.
         RuntimeError: this machine does not have the device.
 
-    Numbers are rounded to float32. In exact mode, results are bit-identical to those of
-    mmengine's ``ImgDataPreprocessor`` and of the same steps in torch.
+    Numbers are rounded to doubles, and then to float32. In exact mode, results are
+    bit-identical to those of mmengine's ``ImgDataPreprocessor`` and of the same steps
+    in torch.
 
     Example:
         >>> pre = ImagePreprocessor(mean=[1.0], std=[2.0], size_divisor=2, pad_value=9)
@@ -247,7 +248,7 @@ def _parse_numbers(option: str, value: Any) -> tuple[float, ...]:
         raise BatchTypeError(
             f"{where} must be a number or one for each channel, but is {value!r}."
         )
-    numbers = tuple(map(float, entries))
+    numbers = tuple(_as_double(each, f"{where}[{i}]") for i, each in enumerate(entries))
     if not 1 <= len(numbers) <= 4:
         raise BatchValueError(
             f"{where} must have 1 to 4 entries, but has {len(numbers)}."
@@ -261,6 +262,15 @@ def _parse_numbers(option: str, value: Any) -> tuple[float, ...]:
     return numbers
 
 
+def _as_double(value: SupportsFloat, where: str) -> float:
+    try:
+        return float(value)
+    except OverflowError as error:
+        raise BatchValueError(
+            f"{where} must be a number that a double can hold, but is a larger integer."
+        ) from error
+
+
 def _divide_by_scale(
     mean: Any, std: Any, scale: Any
 ) -> tuple[tuple[float, ...], tuple[float, ...]] | tuple[None, None]:
@@ -269,7 +279,7 @@ def _divide_by_scale(
         raise BatchTypeError(
             f"ImagePreprocessor: scale must be a number, but is {scale!r}."
         )
-    factor = float(scale)
+    factor = _as_double(scale, "ImagePreprocessor: scale")
     if not (math.isfinite(factor) and factor > 0):
         raise BatchValueError(
             f"ImagePreprocessor: scale must be positive and finite, but is {factor}."

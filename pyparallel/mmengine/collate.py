@@ -113,7 +113,7 @@ def stack_batch(
             same number of dimensions.
         pad_size_divisor: padded sizes are rounded up to multiples of it.
         pad_value: the number in the padding, converted as by
-            ``torch.nn.functional.pad``.
+            ``torch.nn.functional.pad``, but exact in integers.
 
     Returns:
         The tensor ``(n, C, *target)``, contiguous. Gradients flow through it.
@@ -126,7 +126,8 @@ def stack_batch(
 
     Stream: on a GPU the work is queued on the current stream.
 
-    mmengine's function rounds sizes above 2**24.
+    mmengine's function rounds sizes above 2**24, and integers in the padding above
+    2**53.
 
     Example:
         >>> stack_batch([torch.ones(1, 2), torch.ones(1, 1)], 3).tolist()

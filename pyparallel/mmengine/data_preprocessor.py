@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..batch import pytree
+from ..batch.padding_values import padding_value_as_double
 from ..core.errors import (
     BatchTypeError,
     BatchValueError,
@@ -262,7 +263,10 @@ class ImgDataPreprocessor(BaseDataPreprocessor, ImgDataPreprocessorBase):
         images_float = self._normalized(batch)
         divisor = self.pad_size_divisor
         height, width = (-size % divisor for size in batch.shape[2:])
-        return F.pad(images_float, (0, width, 0, height), "constant", self.pad_value)
+        value = 0.0
+        if height or width:
+            value = padding_value_as_double(self.pad_value, _image_name, 0)
+        return F.pad(images_float, (0, width, 0, height), "constant", value)
 
     def _check_image(self, image: Any, name: str) -> None:
         if not isinstance(image, Tensor):
@@ -387,8 +391,11 @@ def _check_batch(data: Any) -> None:
 
 
 def _to_float32(number: float) -> float:
-    """Return the number rounded to float32."""
-    return c_float(number).value
+    """Return the number rounded to float32; infinity if no double can hold it."""
+    try:
+        return c_float(number).value
+    except OverflowError:
+        return math.inf
 
 
 def _image_name(i: int) -> str:

@@ -99,9 +99,11 @@ def test_chunks_have_the_bits_of_the_host(
 def test_padding_on_the_device_equals_padding_on_the_host(
     options: dict[str, Any], layout: str
 ) -> None:
-    for dtype in (torch.uint8, torch.bfloat16, torch.complex128):
+    values = {torch.uint8: 1, torch.bfloat16: 1, torch.complex128: 1}
+    values |= {torch.int64: 2**53 + 1, torch.uint64: 2**64 - 1}
+    for dtype, value in values.items():
         tensors = [samples.lay_out(each, layout) for each in ragged(dtype=dtype)]
-        arguments = {"pad_dims": 2, "padding_value": 1} | options
+        arguments = {"pad_dims": 2, "padding_value": value} | options
         expected = pad_stack(tensors, **arguments)
         assert_same(pad_stack(on_device(tensors), **arguments), expected)
 

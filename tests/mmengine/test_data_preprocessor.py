@@ -198,6 +198,17 @@ def test_tuples_scalars_and_sizes_beyond_the_range_of_float32_are_stacked() -> N
     assert stack_batch([tensor, tensor[:, :3]]).shape == (2, 1, size)
 
 
+def test_a_padding_value_that_no_double_holds_is_refused_where_it_is_written() -> None:
+    preprocessor = ImgDataPreprocessor(pad_size_divisor=4, pad_value=10**400)
+    whole = torch.ones(1, 3, 4, 4)
+    for inputs in (whole, list(whole)):
+        assert torch.equal(preprocessor({"inputs": inputs})["inputs"], whole)
+    text = "must have a padding_value that a double can hold, but has a larger integer."
+    for cut in (whole[..., :3], list(whole[..., :3])):
+        inputs = f"data['inputs'][0] {text}"
+        refused(ValueError, inputs, preprocessor, {"inputs": cut})
+
+
 def refused(kind: Any, text: str, call: Any, *args: Any, **options: Any) -> None:
     with pytest.raises(kind) as caught:
         call(*args, **options)
