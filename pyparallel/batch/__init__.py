@@ -22,6 +22,7 @@ __all__ = [
     "options",
     "pad_stack",
     "padding",
+    "padding_values",
     "plan",
     "pytree",
     "ragged",
