@@ -109,6 +109,12 @@ def _check_limits(
     return limits
 
 
+def limit_text(arguments: dict[str, Any]) -> str:
+    """Return the limit of a batch as an argument: ``"batch_size=4"``."""
+    names = ("batch_size", "max_padded", "max_batch_size")
+    return ", ".join(f"{name}={arguments[name]}" for name in names if arguments[name])
+
+
 def check_flags(where: str, **flags: Any) -> None:
     """Check that arguments are bools.
 

@@ -92,3 +92,17 @@ def check_loader_of_pass(sampler: Any) -> None:
                 sampler.check_loader(owner)
             return
         frame = frame.f_back
+
+
+def advice_if_replaced() -> str:
+    """Return the advice if Lightning has replaced a sampler by one of its class.
+
+    Its function that makes the new one has a variable ``is_predicting``. There the
+    argument of the Trainer makes no difference.
+    """
+    if sys._getframe(2).f_locals.get("is_predicting"):
+        return "Lightning replaces the sampler: give predict() a loader without it."
+    return (
+        "If Lightning has replaced the sampler, set use_distributed_sampler=False of "
+        "its Trainer."
+    )

@@ -19,8 +19,14 @@ from ._arguments import (
     check_numbers,
     check_state,
     import_planner,
+    limit_text,
 )
-from ._loaders import check_batches, check_dataset, check_loader_of_pass
+from ._loaders import (
+    advice_if_replaced,
+    check_batches,
+    check_dataset,
+    check_loader_of_pass,
+)
 from .ranks import Ranks
 
 if TYPE_CHECKING:  # these modules need NumPy, which is optional
@@ -122,8 +128,7 @@ class SizeBatchSampler(Sampler[list[int]]):
         if isinstance(sizes, Sampler):
             raise BatchTypeError(
                 f"{_WHERE} sizes must be the sizes of the samples, but is a sampler "
-                f"({type_name(sizes)}). If Lightning has replaced the sampler, set "
-                "use_distributed_sampler=False of its Trainer."
+                f"({type_name(sizes)}). {advice_if_replaced()}"
             )
         options, self._arguments = check_arguments(
             _WHERE,
@@ -314,10 +319,9 @@ class SizeBatchSampler(Sampler[list[int]]):
 
     def __repr__(self) -> str:
         """Return the main arguments in one line."""
-        limits = {k: self._arguments[k] for k in ("batch_size", "max_padded")}
-        limit = ", ".join(f"{name}={value}" for name, value in limits.items() if value)
+        samples = plural(len(self.sizes), "sample")
         return (
-            f"{type(self).__name__}({plural(len(self.sizes), 'sample')}, {limit}, "
+            f"{type(self).__name__}({samples}, {limit_text(self._arguments)}, "
             f"epoch={self.epoch}, {self._ranks!r})"
         )
 

@@ -12,7 +12,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from ..batch.padding import Padding
 from ..core.errors import BatchTypeError, BatchValueError, check_int, type_name
-from ._arguments import check_arguments, check_state, import_planner
+from ._arguments import check_arguments, check_state, import_planner, limit_text
 
 T = TypeVar("T")
 #: The version of the format of a state.
@@ -137,6 +137,12 @@ class SizeBatcher(IterableDataset[list[T]]):
             reader.fill()
             num_yielded = 0
         self._position = None
+
+    def __repr__(self) -> str:
+        """Return the main arguments in one line."""
+        limit = limit_text(self._arguments)
+        dataset = type(self.dataset).__name__
+        return f"{type(self).__name__}(<{dataset}>, {limit}, epoch={self.epoch})"
 
     def set_epoch(self, epoch: int) -> None:
         """Set the number of the epoch, also of the dataset if it has ``set_epoch``.

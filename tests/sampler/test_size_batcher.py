@@ -218,6 +218,14 @@ def test_a_stateful_dataset_continues_at_the_window() -> None:
     assert source.num_reads == source.position
 
 
+def test_a_batcher_is_shown_in_one_line() -> None:
+    batcher = SizeBatcher(Stream(101), same, max_padded=90, max_batch_size=4)
+    batcher.set_epoch(2)
+    assert repr(batcher) == (
+        "SizeBatcher(<Stream>, max_padded=90, max_batch_size=4, epoch=2)"
+    )
+
+
 def test_a_dataset_that_ends_before_the_position_is_an_error() -> None:
     stopped = SizeBatcher(Stream(100), same, 4, window=5)
     batches = iter(stopped)
