@@ -256,6 +256,10 @@ class Progress:
             before: The batches of earlier parts of the epoch.
             delivered: The batches of the epoch that each rank has delivered.
         """
+        order: Any = self.order
+        if order.num_drawn == delivered and order.is_at_end():
+            self._ranks = saved  # drop_last may have left out samples: they stay out
+            return
         has_same_number = saved["num_replicas"] == now["num_replicas"]
         if not has_same_number:
             now["history"].append([saved["num_replicas"], delivered - before])
@@ -277,7 +281,7 @@ class Progress:
             self.order.restart()
         if self._begins_anew:
             self._initial["sampler"] = save_own_state(self._sampler)
-            self._initial["epochs"] = find_epochs(self._parts)
+            self.epochs_seen = self._initial["epochs"] = find_epochs(self._parts)
         if self._has_workers or self.samples is not None:
             return map(self._make_task, self.order)
         return self.order  # the indices are the tasks

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import DistributedSampler
 
-from pyparallel import DataLoader
+from pyparallel import DataLoader, SizeBatchSampler
 
 pytestmark = pytest.mark.one_backend
 
@@ -108,6 +109,68 @@ def test_unused_samples_are_dealt_again_each_once(
     for loader in (fresh := all_ranks(num_ranks)):
         loader.sampler.set_epoch(epoch)
     assert found == run_part(fresh, 1000)
+
+
+def by_sizes(num_ranks: int, num_workers: int) -> list[DataLoader[Any]]:
+    return [
+        DataLoader(
+            range(23),
+            batch_sampler=SizeBatchSampler(
+                [1 + i % 7 for i in range(23)],
+                2,
+                drop_last=True,
+                num_replicas=num_ranks,
+                rank=rank,
+            ),
+            num_workers=num_workers,
+        )
+        for rank in range(num_ranks)
+    ]
+
+
+def dealt(
+    sampling: dict[str, Any], num_ranks: int, num_workers: int, **options: Any
+) -> list[DataLoader[Any]]:
+    shared: Any = {"num_workers": num_workers, "sampling": sampling, **options}
+    return [make(23, 2, num_ranks, rank, **shared) for rank in range(num_ranks)]
+
+
+#: Loaders of all ranks that leave out samples at the end of an epoch.
+LEAVE_OUT: dict[str, Any] = {
+    "sizes": by_sizes,
+    "drop_last of the sampler": partial(dealt, {"drop_last": True}),
+    "drop_last of the loader": partial(dealt, {}, drop_last=True),
+    "drop_last of both": partial(dealt, {"drop_last": True}, drop_last=True),
+}
+
+
+@pytest.mark.parametrize("num_workers", [0, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kind", LEAVE_OUT)
+def test_the_end_of_an_epoch_is_the_end_for_other_ranks(
+    kind: str, num_workers: int
+) -> None:
+    """Samples that an epoch has left out stay out, and the next epoch begins."""
+    for ranks in ([2, 3], [3, 1, 2]):
+        for asks_for_more in (False, True):
+            loaders = LEAVE_OUT[kind](ranks[0], num_workers)
+            iterators = [iter(loader) for loader in loaders]
+            for _ in range(len(loaders[0])):
+                for iterator in iterators:
+                    next(iterator)
+            if asks_for_more:
+                assert [next(each, None) for each in iterators] == [None] * ranks[0]
+            for num_ranks in ranks[1:]:
+                earlier, loaders = loaders, LEAVE_OUT[kind](num_ranks, num_workers)
+                load(loaders, earlier)
+                if not asks_for_more:  # also in the states of such a loader
+                    iterators = [iter(loader) for loader in loaders]
+            if not asks_for_more:
+                assert [next(each, None) for each in iterators] == [None] * num_ranks
+            expected = LEAVE_OUT[kind](num_ranks, 0)
+            for loader in [*loaders, *expected]:
+                part: Any = loader.batch_sampler if kind == "sizes" else loader.sampler
+                part.set_epoch(1)
+            assert run_part(loaders, 1000) == run_part(expected, 1000)
 
 
 def test_ranks_keep_their_own_random_states() -> None:
