@@ -34,7 +34,7 @@ def in_epoch(epoch: int, num_replicas: int, **options: Any) -> list[Any]:
 
 
 number = st.integers(0, 4)
-#: What a program does. A pass of None batches is complete.
+#: The operations of a program. A pass of None batches is complete.
 operations = st.lists(
     st.one_of(
         st.tuples(st.just("pass"), st.none() | st.integers(0, 5)),
