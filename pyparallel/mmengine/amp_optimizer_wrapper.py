@@ -67,8 +67,9 @@ class AmpOptimWrapper(OptimWrapper, AmpOptimWrapperBase):
         settings, self._scale_update_param = _parse_loss_scale(loss_scale)
         self._use_fsdp = use_fsdp
         self._scaler_settings = (device_type, settings)
+        self._scales_all_ranks = self._needs_all_ranks()
         self.loss_scaler: torch.amp.GradScaler
-        self.loss_scaler = _make_scaler(self._needs_all_ranks(), *self._scaler_settings)
+        self.loss_scaler = _make_scaler(self._scales_all_ranks, device_type, settings)
 
     def backward(self, loss: torch.Tensor, **kwargs: Any) -> None:
         """Scale the loss, call its ``backward`` and count the micro-step."""
@@ -124,7 +125,8 @@ class AmpOptimWrapper(OptimWrapper, AmpOptimWrapperBase):
 
     def _adapt_scaler(self) -> None:
         """Replace the scaler if the parameters were sharded after its construction."""
-        if not hasattr(self.loss_scaler, "process_group") and self._needs_all_ranks():
+        if not self._scales_all_ranks and self._needs_all_ranks():
+            self._scales_all_ranks = True
             state = self.loss_scaler.state_dict()
             self.loss_scaler = _make_scaler(True, *self._scaler_settings)
             self.loss_scaler.load_state_dict(state)

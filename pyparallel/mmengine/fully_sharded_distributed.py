@@ -78,7 +78,7 @@ def _check_foreign(optim_wrapper: Any, where: str) -> None:
     if not arguments:
         return
     parameters = [each for group in optimizer.param_groups for each in group["params"]]
-    function = optim_wrapper.clip_func
+    function: Any = getattr(optim_wrapper, "clip_func", None)
     if not is_right_in_torch(function, parameters, arguments):
         raise SettingTypeError(
             f"{where}: optim_wrapper must clip the gradients of the whole model, but "
