@@ -26,7 +26,7 @@ from ..core.errors import (
 from ..core.tracing import span
 from . import pytree
 from .collate import Walk, check_is_batch, check_not_empty, columns_by_key
-from .columns import Path, sequence_columns
+from .columns import Path, check_types, sequence_columns
 from .options import meant_by
 from .padding import Padding
 from .ragged import Ragged
@@ -97,7 +97,10 @@ class Collate:
             _check_rule(default, "default")
         self._parents = {parent for name in self._rules for parent in _parents(name)}
         for name in sorted(self._parents.intersection(self._rules)):
-            inner = next(each for each in self._rules if each.startswith(f"{name}."))
+            # "" is the sample, which contains all fields, and may be the name of one.
+            inside = (each for each in self._rules if each.startswith(f"{name}."))
+            if (inner := next(inside, None)) is None:
+                continue
             raise BatchValueError(
                 f"Collate: {name!r} must have one rule, but has a rule, and {inner!r} "
                 "has another one. Remove one of them."
@@ -308,6 +311,7 @@ def _items(column: list[Any], path: Path) -> Iterator[tuple[Any, list[Any]]]:
     if isinstance(first, Mapping):
         yield from columns_by_key(column, path, False).items()
     elif pytree.is_dataclass(first):
+        check_types(column, type(first), f"a {type_name(first)}", path)
         for name in pytree.field_values(first):
             yield name, [getattr(each, name) for each in column]
     elif is_fields(first) or (not path and isinstance(first, list)):

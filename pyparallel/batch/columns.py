@@ -194,6 +194,8 @@ def batch_tensors(column: list[torch.Tensor], path: Path) -> torch.Tensor:
 
 
 _Function = Callable[[list[Any]], Any]
+#: The errors of torch for values that it cannot convert, or cannot batch.
+_REFUSALS = (TypeError, ValueError, RuntimeError, LookupError, OverflowError)
 
 # `collate` has its own rules for the classes of these packages.
 _HANDLED_PACKAGES = ("builtins", "numpy", "torch")
@@ -241,7 +243,7 @@ def batch_values(
         return function(column)
     except (BatchTypeError, BatchValueError):
         raise
-    except (TypeError, ValueError, RuntimeError, LookupError, OverflowError) as error:
+    except _REFUSALS as error:
         raise unsupported_value_error(column, path, function) from error
 
 
@@ -295,7 +297,7 @@ def _mismatch(column: list[Any], function: _Function) -> tuple[int, Exception | 
     for i, value in enumerate(column):
         try:
             function([column[0], value])
-        except (TypeError, ValueError, RuntimeError, KeyError) as error:
+        except _REFUSALS as error:
             return i, error
     return 0, None
 
@@ -303,6 +305,6 @@ def _mismatch(column: list[Any], function: _Function) -> tuple[int, Exception | 
 def _is_unsupported(value: Any, function: _Function) -> bool:
     try:
         function([as_tensor(value) if is_array(value) else value])
-    except (TypeError, ValueError, RuntimeError, OverflowError):
+    except _REFUSALS:
         return True
     return False

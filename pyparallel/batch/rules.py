@@ -377,7 +377,7 @@ def _as_tensor(value: Any) -> Any:
     if isinstance(value, list | tuple | int | float) or _is_of_numpy(value):
         try:
             return torch.as_tensor(value)
-        except (TypeError, ValueError, RuntimeError, OverflowError):
+        except Exception:  # an item of a list may have a class that raises any error
             return value
     return value
 
@@ -467,8 +467,8 @@ def advise_rules(samples: Sequence[Any]) -> str:
 
 
 def _shapes(samples: Sequence[Any]) -> list[torch.Size] | None:
-    """Return the shapes of the samples; None if one of them is no tensor."""
-    if not all(isinstance(each, torch.Tensor) for each in samples):
+    """Return the shapes of the samples; None if one of them is no dense tensor."""
+    if not all(isinstance(x, torch.Tensor) and not x.is_nested for x in samples):
         return None
     return [each.shape for each in samples]
 

@@ -156,15 +156,18 @@ def _at(i: int, path: _Path) -> str:
 
 def _check_layouts(values: Sequence[Any], path: _Path) -> None:
     """Raise TypeError for tensors that torch cannot concatenate."""
+    if len(values) == 1 or not isinstance(values[0], torch.Tensor):
+        return
+    joinable = {torch.strided}
+    if all(value.layout is torch.sparse_coo for value in values):
+        joinable = {torch.sparse_coo}
     for i, value in enumerate(values):
-        if not isinstance(value, torch.Tensor) or len(values) == 1:
-            return
         if value.is_nested:
             found, advice = "nested", "Return a Ragged, as Ragged.from_nested makes it"
-        elif value.layout not in (torch.strided, torch.sparse_coo):
-            found, advice = str(value.layout), "Convert it with to_dense()"
-        else:
+        elif value.layout in joinable:
             continue
+        else:
+            found, advice = str(value.layout), "Convert it with to_dense()"
         raise BatchTypeError(
             f"gather: {_at(i, path)} must be a dense tensor to be joined, but its "
             f"layout is {found}. {advice}, or put it into a list in a DataContainer."

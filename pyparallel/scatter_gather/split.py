@@ -246,7 +246,8 @@ def _check_tensors(items: list[Any], where: Where, path: tuple[int, ...] = ()) -
 def _length(chunk: Any) -> int | None:
     """Return the number of samples in a chunk, or None if it has no length."""
     if isinstance(chunk, torch.Tensor):
-        return chunk.shape[0] if chunk.dim() else None
+        # Nested tensors have no shape.
+        return chunk.size(0) if chunk.dim() else None
     if isinstance(chunk, Padded | Ragged):
         return chunk.num_samples
     return len(chunk) if isinstance(chunk, list | tuple) else None

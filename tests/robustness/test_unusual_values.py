@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import UserDict
 from collections.abc import Callable
+from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
@@ -14,10 +16,13 @@ from entry_points import ENTRY_POINTS, tensors_of
 
 from pyparallel import (
     Collate,
+    Concat,
     DataContainer,
     List,
+    Pad,
     PreDataLoader,
     Ragged,
+    Stack,
     collate,
     gather,
     scatter,
@@ -29,6 +34,12 @@ pytestmark = [
     pytest.mark.cuda_torch,
     pytest.mark.filterwarnings("ignore::UserWarning"),  # torch's, of rare kinds
 ]
+
+
+@dataclass
+class Record:
+    x: Any
+
 
 SHAPE = (1, 2, 3)
 #: These entry points need tensors.
@@ -150,6 +161,11 @@ CASES: dict[str, tuple[Callable[[], Any], str]] = {
         f"{DENSE}torch.sparse_csr. Convert it with to_dense(), or put it into a list "
         "in a DataContainer.",
     ),
+    "gather mixed": (
+        lambda: gather([{"a": torch.ones(2).to_sparse()}, {"a": torch.ones(2)}], "cpu"),
+        f"{DENSE}torch.sparse_coo. Convert it with to_dense(), or put it into a list "
+        "in a DataContainer.",
+    ),
     "gather scales": (
         lambda: gather([{"a": scale(0.5)}, {"a": scale(0.25)}], "cpu"),
         "outputs[1]['a'] must have the torch.quint8, scale 0.5 and zero point 0 of "
@@ -213,6 +229,24 @@ def test_meta_tensors_make_the_shapes_of_a_batch(
         expected = tensors_of(ENTRY_POINTS[entry]([torch.ones(SHAPE)] * 2))
     assert all(each.is_meta for each in found)
     assert [(x.shape, x.dtype) for x in found] == [(x.shape, x.dtype) for x in expected]
+
+
+def test_the_name_of_a_field_may_be_empty() -> None:
+    rules = Collate({"": Stack(), "x": Stack()})
+    batch = rules([{"": 1, "x": 2}] * 2)
+    assert (batch[""].tolist(), batch["x"].tolist()) == ([1, 1], [2, 2])
+    with pytest.raises(ValueError, match=r"Collate: '' must have one rule, but has a"):
+        Collate({"": Stack(), ".x": Stack()})
+
+
+def test_items_of_lists_and_fields_of_records_are_refused_with_names() -> None:
+    for rule in (Concat(), Pad(), Stack()):
+        with pytest.raises(TypeError, match=r"batch\[0\]\['x'\] must be .* is list"):
+            Collate(x=rule)([{"x": [np.ones(2), UserDict(a=1)]}])
+    with pytest.raises(TypeError, match=r"batch\[1\] must be a .*Record like"):
+        Collate.auto([Record(1), {}])
+    fields: list[Any] = [{"x": Record(1)}, {"x": {}}]
+    assert Collate.auto(fields)(fields) == {"x": [Record(1), {}]}
 
 
 def test_the_advice_for_other_layouts_works() -> None:

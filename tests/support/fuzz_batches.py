@@ -27,6 +27,7 @@ from fuzz_operators import (
     slabs,
     tensor,
 )
+from fuzz_samples import nested_samples
 from fuzzed import Numbers
 from host_device import HostDevice
 
@@ -361,7 +362,7 @@ def device_copies(numbers: Numbers) -> None:
 
 #: A kind that is listed twice is drawn twice as often.
 KINDS = [batches, batches, batches, pad_stacks, pad_stacks, pad_copies, pad_copies]
-KINDS += [slabs, plans, device_copies, headers]
+KINDS += [slabs, plans, device_copies, headers, nested_samples, nested_samples]
 
 
 def any_case(numbers: Numbers) -> str:
