@@ -10,13 +10,14 @@ and sends one message. `_batch_receiver` in the parent returns views of that sla
   `_loader_state`.
 - `sample_errors` skips or replaces samples that raise. Where the dataset is read,
   `_sample_reader` seeds samples and calls it.
-- `preflight` checks limits of the machine, `stats` measures, `applied`
-  finds the advice that was followed, and `tracebacks` makes
-  errors of a dataset readable.
+- `copies` keeps the arguments of a loader that another library copies.
+- `preflight` checks limits of the machine, `stats` measures, `applied` finds the advice
+  that was followed, and `tracebacks` makes errors of a dataset readable.
 """
 
 __all__ = [
     "applied",
+    "copies",
     "data_loader",
     "preflight",
     "sample_errors",

@@ -40,7 +40,7 @@ from ._dataset_state import worker_report
 from ._random_state import SampleTask
 from ._worker import EndFailures, WorkerCollate, WorkerInit
 from ._worker_status import WorkerStatus, starting_workers
-from .preflight import start_method_of
+from .preflight import check_workers_are_processes, start_method_of
 from .sample_errors import Failure
 from .state_dict import InterceptedAttribute, StatefulIterator, wrap_worker_init
 from .stats import warn_about_padding
@@ -154,6 +154,7 @@ class WorkersIterator(StatefulIterator, WorkersIter):
     _worker_init_fn = InterceptedAttribute(lambda it, value: it.wrap_init(value))
 
     def __init__(self, loader: Any, receiver: BatchReceiver) -> None:
+        check_workers_are_processes(loader)  # the context may be another one now
         self._pid = os.getpid()
         self._receiver = receiver
         receiver.meter.pause()

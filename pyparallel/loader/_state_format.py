@@ -39,6 +39,8 @@ from ..core.errors import type_name
 #: The version of the format. `decode` reads version 2 as well.
 VERSION = 3
 _KEYS = ["version", "epochs", "state"]
+#: The entry that accelerate adds to a state.
+_OF_ACCELERATE = "_iterator_finished"
 _WHERE = "DataLoader.load_state_dict: the state must"
 _ADVICE = "Load a state that nothing has changed since state_dict()."
 #: The names of the values of users in the states of datasets and samplers.
@@ -100,6 +102,7 @@ def decode(state: Any) -> dict[str, Any]:
             f"{_WHERE} come from DataLoader.state_dict(), but is {found}. States of "
             "other loaders are not supported."
         )
+    state = {name: value for name, value in state.items() if name != _OF_ACCELERATE}
     version = state["version"]
     if type(version) is not int or version not in (2, VERSION):
         raise ValueError(

@@ -7,6 +7,7 @@ serializes it for the parent. `wrap_exception` makes every error picklable.
 from __future__ import annotations
 
 import functools
+import os
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -195,9 +196,16 @@ class WorkerInit:
         status: WorkerStatus | None = None,
     ) -> None:
         self.worker_init_fn, self.status = worker_init_fn, status
+        self._loader_pid = os.getpid()
 
     def __call__(self, worker_id: int) -> None:
         """Replace the functions, then call the user's function."""
+        if os.getpid() == self._loader_pid:
+            raise RuntimeError(
+                f"DataLoader: worker {worker_id} must be another process, but runs in "
+                f"the loader's process {self._loader_pid}. Remove "
+                "multiprocessing_context, or set num_workers=0."
+            )
         if self.status is not None:
             self.status.enter(worker_id)
         vars(data_worker)["ExceptionWrapper"] = wrap_exception

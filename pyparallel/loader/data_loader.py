@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import inspect
 import warnings
-from collections.abc import Callable, Iterable
+import weakref
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from multiprocessing.context import BaseContext
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch.utils.data
 from torch.utils.data import BatchSampler, Dataset, IterableDataset, Sampler
-from typing_extensions import TypeVar
+from typing_extensions import Self, TypeVar
 
 from ..batch.collate import collate, collate_one_chunk
 from ..batch.collate_fields import check_collate_fn
@@ -21,16 +23,19 @@ from . import _random_state
 from ._batch_receiver import BatchReceiver
 from ._iterators import InProcessIterator, WorkersIterator
 from ._loader_state import find_epochs, ordering_parts
+from ._progress import Progress
 from .applied import applied_changes
-from .preflight import Finding, num_cores
-from .sample_errors import check_policy
+from .copies import TimeoutOfCopies, reads_data_of
+from .preflight import Finding, check_workers_are_processes, num_cores
+from .sample_errors import SampleError, check_policy
 from .state_dict import StatefulLoader
-from .stats import LoaderStats
+from .stats import LoaderStats, Meter
 
 _T_co = TypeVar("_T_co", covariant=True, default=Any)
 
 
-class DataLoader(StatefulLoader, TorchLoader[_T_co]):
+# torch's class first: so instances have its layout, which Note [copies] needs.
+class DataLoader(TorchLoader[_T_co], StatefulLoader):
     """torch's ``DataLoader``, whose workers write batches into reused shared memory.
 
     Workers write all tensors of a batch into one slab of a ring, with any
@@ -83,8 +88,8 @@ class DataLoader(StatefulLoader, TorchLoader[_T_co]):
     Raises:
         TypeError: ``ring_slabs``, ``max_ring_bytes`` or ``snapshot_every_n_steps`` is
             not an integer, ``sample_seeds`` or ``replay_dataset`` is not a bool,
-            ``sample_seeds`` is True with an iterable dataset, or ``replay_dataset``
-            with another one.
+            ``sample_seeds`` is True with an iterable dataset, ``replay_dataset`` with
+            another one, or ``multiprocessing_context`` starts threads.
         ValueError: A number is negative, a sampler of this package is for another
             number of samples, or torch's ``DataLoader`` raises it.
 
@@ -93,6 +98,19 @@ class DataLoader(StatefulLoader, TorchLoader[_T_co]):
         >>> [batch.tolist() for batch in loader]
         [[0, 1], [2, 3]]
     """
+
+    if TYPE_CHECKING:
+        ring_slabs: int | None
+        max_ring_bytes: int | None
+        sample_seeds: bool
+        on_error: str
+        max_errors: int
+        replay_dataset: bool
+        snapshot_every_n_steps: int | None
+    else:
+        timeout = TimeoutOfCopies("_keep_arguments")
+    #: The last loader that another library made from this one, and the progress then.
+    _copy: tuple[Callable[[], DataLoader[_T_co] | None], Progress | None] | None = None
 
     def __init__(
         self,
@@ -163,19 +181,100 @@ class DataLoader(StatefulLoader, TorchLoader[_T_co]):
             pin_memory_device=pin_memory_device,
             in_order=in_order,
         )
-        self.ring_slabs = ring_slabs
-        self.max_ring_bytes = max_ring_bytes
-        self.sample_seeds = sample_seeds
-        self.on_error, self.max_errors = on_error, max_errors
+        self._set_own_arguments(
+            **{
+                "ring_slabs": ring_slabs,
+                "max_ring_bytes": max_ring_bytes,
+                "sample_seeds": sample_seeds,
+                "on_error": on_error,
+                "max_errors": max_errors,
+                "replay_dataset": replay_dataset,
+                "snapshot_every_n_steps": snapshot_every_n_steps,
+                **vars(self).pop("_kept", {}),
+            }
+        )
         check_policy(self)
+        check_workers_are_processes(self)
         for part in ordering_parts(self).values():  # such as SizeBatchSampler
             if callable(check := getattr(part, "check_loader", None)):
                 check(self)
-        self.replay_dataset = replay_dataset
-        self.snapshot_every_n_steps = snapshot_every_n_steps
-        self._states_wanted = bool(snapshot_every_n_steps)
-        self._receiver = BatchReceiver(ring_slabs, max_ring_bytes)
         self._epochs_seen = find_epochs(ordering_parts(self))
+
+    def _set_own_arguments(self, *, meter: Meter | None = None, **others: Any) -> None:
+        """Set the attributes that torch's class does not have."""
+        vars(self).update(others, _self=weakref.ref(self))
+        self._states_wanted = bool(self.snapshot_every_n_steps)
+        self._receiver = BatchReceiver(self.ring_slabs, self.max_ring_bytes)
+        if meter is not None:
+            self._receiver.meter = meter
+
+    def _keep_arguments(self, copy: Any, arguments: Mapping[str, Any]) -> None:
+        """Give the other arguments of this loader to a copy, see Note [copies]."""
+        if "_receiver" not in vars(self) or not reads_data_of(self, arguments):
+            return
+        own = {name: getattr(self, name) for name in _DEFAULTS}
+        lost = [n for n in ("on_error", "sample_seeds") if own[n] != _DEFAULTS[n]]
+        own |= {name: getattr(self, name) for name in ("_loaded", "_has_loaded")}
+        own["meter"] = self._receiver.meter
+        if isinstance(copy, DataLoader):
+            is_same = arguments["collate_fn"] is self.collate_fn
+            if type(copy) is DataLoader and not is_same:
+                return  # made by the user
+            vars(copy)["_kept"] = own
+        elif type(copy) is TorchLoader and self._is_resumable():
+            made: Any = copy
+            made.__class__ = DataLoader
+            made._set_own_arguments(**own)
+        elif lost or self._loaded is not None:
+            text = f"{lost[0]}={own[lost[0]]!r}" if lost else "the state that it loaded"
+            raise RuntimeError(
+                "DataLoader: a copy of this loader must keep all of its arguments, but "
+                f"a {type(copy).__module__}.{type(copy).__qualname__} cannot keep "
+                f"{text}. Use the loader itself, with a DistributedSampler for several "
+                "processes, or without this argument."
+            )
+        else:
+            return
+        self._copy = (weakref.ref(copy), self._progress)
+
+    def _copy_in_use(self) -> DataLoader[_T_co] | None:
+        """Return the last copy, unless this loader has been used since.
+
+        A wrapper that has copied the attributes of a loader returns that loader.
+        """
+        find: Callable[[], Self | None] = vars(self).get("_self", lambda: self)
+        origin = find()
+        if origin is not self:
+            return origin
+        copy, progress = self._copy or (lambda: None, None)
+        return copy() if self._progress is progress else None
+
+    def _is_resumable(self) -> bool:
+        try:
+            super()._must_be_resumable("state_dict")
+        except (RuntimeError, TypeError):
+            return False
+        return True
+
+    def _must_be_resumable(self, method: str) -> None:
+        if self._copy_in_use() is not None:
+            raise RuntimeError(
+                f"DataLoader.{method} must be called on the loader that is iterated, "
+                "but another library has made a loader from this one, or reads it "
+                f"ahead. Call {method} on the loader that this library returned, if "
+                "that has the method. Else use this loader without that library."
+            )
+        super()._must_be_resumable(method)
+
+    @property
+    def sample_errors(self) -> list[SampleError]:
+        """The samples of the last epoch that raised an error, in delivered batches.
+
+        They were skipped or replaced, see ``on_error``. In a resumed epoch this
+        includes those before the loaded position.
+        """
+        copy = self._copy_in_use()
+        return super().sample_errors if copy is None else copy.sample_errors
 
     def stats(self) -> LoaderStats:
         """Return the statistics since the loader was made."""
@@ -227,7 +326,9 @@ class DataLoader(StatefulLoader, TorchLoader[_T_co]):
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the attributes that another process can use."""
-        state = {**self.__dict__, "_iterator": None, "_progress": None}
+        local = {"_iterator": None, "_progress": None, "_copy": None}
+        state = {**self.__dict__, **local}
+        state.pop("_self", None)
         if "_receiver" in state:  # not in a subclass with an __init__ of its own
             fresh = BatchReceiver(self.ring_slabs, self.max_ring_bytes)
             state["_receiver"] = fresh
@@ -239,6 +340,14 @@ class DataLoader(StatefulLoader, TorchLoader[_T_co]):
         if self.num_workers == 0:
             return InProcessIterator(self, self._receiver)
         return WorkersIterator(self, self._receiver)
+
+
+#: The arguments that torch's class does not have. They are attributes of a loader.
+_DEFAULTS = {
+    name: parameter.default
+    for name, parameter in inspect.signature(DataLoader).parameters.items()
+    if name not in inspect.signature(TorchLoader).parameters
+}
 
 
 def _check_bool(name: str, value: Any) -> None:

@@ -13,11 +13,13 @@ import os
 import resource
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 
+from ..core.errors import BatchTypeError
 from ..core.text import nbytes_text
 
 #: The size of /dev/shm in a Docker container by default.
@@ -285,6 +287,24 @@ def start_method_of(loader: Any) -> str:
     """Return the start method of a loader's workers, without fixing the default."""
     context = loader.multiprocessing_context
     return context.get_start_method() if context else default_start_method()
+
+
+def check_workers_are_processes(loader: Any) -> None:
+    """Raise ``BatchTypeError`` if the context of a loader would start threads.
+
+    Workers replace functions of torch in their process. In a thread they would replace
+    those of the whole program.
+    """
+    if loader.num_workers == 0:
+        return
+    process = (loader.multiprocessing_context or torch.multiprocessing).Process
+    made = process if isinstance(process, type) else type(process())
+    if not issubclass(made, BaseProcess):
+        raise BatchTypeError(
+            "DataLoader: the workers of multiprocessing_context must be processes, but "
+            f"are of {made.__module__}.{made.__qualname__}. Remove "
+            "multiprocessing_context (MONAI: use_thread_workers), or set num_workers=0."
+        )
 
 
 def default_start_method() -> str:

@@ -1,6 +1,6 @@
 """Add ``state_dict`` and ``load_state_dict`` to torch's loader and its iterators.
 
-`StatefulLoader` precedes torch's ``DataLoader`` in the bases of a loader, and
+`StatefulLoader` is a second base of a loader, beside torch's ``DataLoader``.
 `StatefulIterator` precedes each of torch's two iterators. torch's iterators copy
 arguments of the loader to attributes. `InterceptedAttribute` replaces some of these
 values on assignment, so no code of torch is repeated here.

@@ -6,14 +6,31 @@ import contextlib
 import os
 import threading
 import weakref
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.distributed as dist
+from torch.utils.data import (
+    BatchSampler,
+    RandomSampler,
+    SequentialSampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+)
 
 from ..core.devices import resolve_target
-from ..core.errors import BatchTypeError, BatchValueError, check_int, type_name
+from ..core.errors import (
+    BatchTypeError,
+    BatchValueError,
+    LoaderWarning,
+    check_int,
+    type_name,
+    warn_once,
+)
+from ..core.torch_private import TorchLoader
 from ..loader.applied import applied_changes
+from ..loader.copies import TimeoutOfCopies, reads_data_of
 from ..loader.data_loader import DataLoader
 from ..loader.state_dict import StatefulLoader, check_state
 from ..loader.stats import LoaderStats, Meter
@@ -21,6 +38,17 @@ from ..loader.worker_monitor import shares_iterator
 from ._thread import Options, PrefetchThread, is_iterable
 from ._to_device import DeviceStage, LoaderState
 from .iterator import PrefetchIterator
+
+#: Samplers of torch that do not divide samples between ranks. True: an argument of the
+#: loader (``shuffle``) chooses the sampler.
+_OF_ONE_RANK: dict[type, bool] = {
+    SequentialSampler: True,
+    RandomSampler: True,
+    SubsetRandomSampler: False,
+    WeightedRandomSampler: False,
+}
+#: The attributes of a `PreDataLoader` that its loader may have as well.
+_OWN = {"loader", "device", "queue_size", "transform", "next_epoch", "timeout"}
 
 
 class PreDataLoader:
@@ -77,6 +105,9 @@ class PreDataLoader:
         {'x': 2}
     """
 
+    if not TYPE_CHECKING:
+        timeout = TimeoutOfCopies("_refuse_copy")
+
     def __init__(
         self,
         loader: Any,
@@ -109,6 +140,16 @@ class PreDataLoader:
         self._loader_stats_before = self._loader_stats()
         self._reset()
 
+    def _refuse_copy(self, copy: Any, arguments: Mapping[str, Any]) -> None:
+        """Raise if a loader is made from the attributes, see Note [copies]."""
+        if reads_data_of(self, arguments):
+            raise RuntimeError(
+                "PreDataLoader: only the inner loader must be copied, but a "
+                f"{type(copy).__qualname__} was made from the attributes of "
+                "PreDataLoader, without its device and transform. Prepare the loader "
+                "first: PreDataLoader(prepare(loader), device)."
+            )
+
     def _reset(self) -> None:
         self._pid = os.getpid()
         self._live: weakref.WeakSet[PrefetchIterator] = weakref.WeakSet()
@@ -127,6 +168,7 @@ class PreDataLoader:
     def _start_pass(self) -> PrefetchIterator:
         if os.getpid() != self._pid:
             self._reset()
+        _check_ranks(self.loader)
         if _is_own_iterator(self.loader) or shares_iterator(self.loader):
             self._close_iterators()
         options = Options(
@@ -189,6 +231,20 @@ class PreDataLoader:
             shown = repr(loader)
         options = [f"{name}={found.get(name)}" for name in ("device", "queue_size")]
         return f"{type(self).__name__}({', '.join([shown, *options])})"
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Set an attribute. One that only the loader has, as a DataLoader, is its own.
+
+        So Lightning can set ``worker_init_fn``.
+        """
+        loader = self.__dict__.get("loader")
+        own = (
+            name in _OWN or name.startswith("_") or not isinstance(loader, TorchLoader)
+        )
+        if own or name not in vars(loader):
+            super().__setattr__(name, value)
+        else:
+            setattr(loader, name, value)
 
     def close(self) -> None:
         """End all passes and their threads within a second; new passes may follow.
@@ -322,6 +378,37 @@ def _check_loader(loader: Any) -> None:
             "PreDataLoader: loader must be iterable, or a function that returns an "
             f"iterable, but is {loader!r} ({type_name(loader)})."
         )
+
+
+def _check_ranks(loader: Any) -> None:
+    """Raise ``BatchValueError`` if each rank would read all samples of a loader.
+
+    Lightning and accelerate give a distributed sampler to objects of torch's class.
+    They pass other objects on as they are.
+    """
+    if not (dist.is_available() and dist.is_initialized()):
+        return
+    num_ranks, cls = dist.get_world_size(), type(loader)
+    if num_ranks == 1 or not issubclass(cls, TorchLoader):
+        return
+    sampler = loader.sampler
+    if loader.batch_sampler is not None:
+        sampler = getattr(loader.batch_sampler, "sampler", None)
+        if type(loader.batch_sampler) is not BatchSampler:
+            return
+    if type(sampler) not in _OF_ONE_RANK:
+        return
+    shuffle = "" if type(sampler) is not SequentialSampler else ", shuffle=False"
+    text = (
+        f"PreDataLoader: with {num_ranks} ranks, the loader must have a sampler that "
+        f"divides the samples, but has a {type(sampler).__name__}, so each rank reads "
+        f"all of them. Pass sampler=DistributedSampler(dataset{shuffle}) to the loader "
+        "(Lightning and accelerate only do so for a DataLoader). If each rank needs "
+        "all samples of its dataset, add num_replicas=1, rank=0."
+    )
+    if _OF_ONE_RANK[type(sampler)]:
+        raise BatchValueError(text)
+    warn_once("PP220", text, LoaderWarning, type(sampler).__name__)
 
 
 def _check_timeout(timeout: Any) -> None:

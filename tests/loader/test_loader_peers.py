@@ -11,11 +11,16 @@ import resumed
 import torch.distributed
 import torch.utils.data
 
-from pyparallel import DataLoader, SizeBatcher, SizeBatchSampler
+from pyparallel import DataLoader, PreDataLoader, SizeBatcher, SizeBatchSampler
 
 try:
-    from accelerate.data_loader import BatchSamplerShard
+    from accelerate.data_loader import (
+        BatchSamplerShard,
+        prepare_data_loader,
+        skip_first_batches,
+    )
     from lightning.fabric import Fabric
+    from lightning.fabric.utilities.data import _update_dataloader
     from torchdata.stateful_dataloader import Stateful, StatefulDataLoader
 except ImportError as error:
     pytest.skip(f"needs the peers: {error}", allow_module_level=True)
@@ -112,3 +117,55 @@ def test_accelerate_divides_the_batches_of_one_rank() -> None:
     parts = [list(BatchSamplerShard(samplers[rank], 2, rank)) for rank in range(2)]
     batches = list(samplers[2])
     assert parts == [batches[0:24:2], batches[1:24:2]]
+
+
+class Damaged(torch.utils.data.Dataset[float]):
+    """Numbers. The first and a later one raise."""
+
+    def __len__(self) -> int:
+        return 16
+
+    def __getitem__(self, index: int) -> float:
+        if index in (0, 9):
+            raise ValueError(f"number {index} is damaged")
+        return float(index)
+
+
+def numbers(loader: Any) -> list[list[float]]:
+    return [batch.tolist() for batch in loader]
+
+
+@pytest.mark.filterwarnings("ignore:.*is damaged:UserWarning")
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_accelerate_keeps_the_arguments_of_a_loader(num_workers: int) -> None:
+    options: Any = dict(num_workers=num_workers, on_error="skip")
+
+    def prepared(**others: Any) -> Any:
+        loader = DataLoader(Damaged(), 4, **options)
+        return loader, prepare_data_loader(loader, **others)
+
+    loader, copy = prepared()
+    whole = [[1, 2, 3], [4, 5, 6, 7], [8, 10, 11], [12, 13, 14, 15]]
+    states = [copy.state_dict() for _ in copy]
+    assert loader.stats().batches == copy.stats().batches == 4
+    assert [error.index for error in loader.sample_errors] == [0, 9]
+    # accelerate adds an entry of its own to each state.
+    again = prepared()[1]
+    again.load_state_dict(states[1])
+    assert numbers(again) == whole[2:]
+    assert numbers(skip_first_batches(copy, 3)) == whole[3:]
+    ranks = [prepared(num_processes=2, process_index=rank)[1] for rank in range(2)]
+    assert [numbers(rank) for rank in ranks] == [whole[::2], whole[1::2]]
+    assert numbers(PreDataLoader(prepared()[1])) == whole
+    with pytest.raises(RuntimeError, match=r"StatefulDataLoader cannot keep on_error="):
+        prepared(use_stateful_dataloader=True)
+
+
+def test_lightning_keeps_the_arguments_of_a_loader(fabric: Fabric) -> None:
+    options: Any = dict(max_errors=3, sample_seeds=True, ring_slabs=2)
+    loader = DataLoader(Damaged(), 4, on_error="skip", **options)
+    sampler = torch.utils.data.DistributedSampler(loader.dataset, 2, 0)
+    copy = _update_dataloader(loader, sampler)
+    assert type(copy) is DataLoader and copy.sampler is sampler
+    names = [name for name in dir(loader) if name in options or name == "on_error"]
+    assert [getattr(copy, it) for it in names] == [getattr(loader, it) for it in names]

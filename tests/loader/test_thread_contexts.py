@@ -1,0 +1,99 @@
+"""Contexts whose workers are threads are refused, and leave nothing behind."""
+
+from __future__ import annotations
+
+import multiprocessing
+import queue
+import threading
+from collections.abc import Callable
+from multiprocessing.context import SpawnContext
+from typing import Any
+
+import pytest
+import torch
+
+from pyparallel import DataLoader, PreDataLoader
+from pyparallel.core import torch_private as private
+from pyparallel.loader._worker import WorkerInit
+
+
+class WorkerThread(threading.Thread):
+    """A thread that torch takes for a process, as in MONAI."""
+
+    pid = property(id)
+
+
+class ThreadQueue(queue.Queue[Any]):
+    """A queue that torch takes for one of processes."""
+
+    def close(self) -> None: ...
+    def cancel_join_thread(self) -> None: ...
+
+
+class ClassContext(SpawnContext):
+    """A context that has the class of the threads."""
+
+    Process: Any = WorkerThread
+    Queue: Any = ThreadQueue
+
+
+class MethodContext(SpawnContext):
+    """A context that makes the threads in a method."""
+
+    def Process(self, *args: Any, **options: Any) -> Any:
+        return WorkerThread(*args, **options)
+
+
+def torch_functions() -> list[Any]:
+    """Return the functions of torch that a worker replaces."""
+    return [
+        private.data_worker.ExceptionWrapper,  # type: ignore[attr-defined]
+        private.data_collate.default_collate_fn_map[torch.Tensor],
+        private.MapFetcher.fetch,
+        private.IterableFetcher.fetch,
+        private.DatasetKind.create_fetcher,
+    ]
+
+
+def made_with(context: Any) -> None:
+    DataLoader(range(4), num_workers=2, multiprocessing_context=context)
+
+
+def set_later(context: Any) -> None:
+    loader = DataLoader(range(4), num_workers=2)
+    loader.multiprocessing_context = context
+    iter(loader)
+
+
+def read_ahead(context: Any) -> None:
+    loader = DataLoader(range(4), num_workers=2, persistent_workers=True)
+    loader.multiprocessing_context = context
+    next(iter(PreDataLoader(loader)))
+
+
+@pytest.mark.parametrize("use", [made_with, set_later, read_ahead])
+@pytest.mark.parametrize("context", [ClassContext(), MethodContext()])
+def test_threads_as_workers_are_refused(
+    use: Callable[[Any], None], context: Any
+) -> None:
+    before = torch_functions()
+    with pytest.raises(TypeError, match=r"of .*\.WorkerThread\. Remove multiproc"):
+        use(context)
+    assert torch_functions() == before
+    assert not any(isinstance(it, WorkerThread) for it in threading.enumerate())
+    # The advice, and other loaders of the program.
+    loader = DataLoader(range(4), 2, num_workers=1)
+    assert [batch.tolist() for batch in loader] == [[0, 1], [2, 3]]
+
+
+@pytest.mark.parametrize("method", multiprocessing.get_all_start_methods())
+def test_contexts_of_processes_are_accepted(method: str) -> None:
+    for context in (method, multiprocessing.get_context(method)):
+        DataLoader(range(4), num_workers=1, multiprocessing_context=context)
+
+
+def test_a_worker_in_the_process_of_the_loader_replaces_nothing() -> None:
+    before = torch_functions()
+    with pytest.raises(RuntimeError, match="worker 3 must be another process, but"):
+        WorkerInit(None)(3)
+    assert torch_functions() == before
