@@ -16,7 +16,7 @@ import pytest
 import resumed
 import torch
 from loader_sets import wait_for
-from resumed import Case, continued, uninterrupted
+from resumed import Case, continued, opened, uninterrupted
 from torch.utils.data import Subset
 
 from pyparallel import DataLoader
@@ -190,7 +190,7 @@ def test_a_thread_waits_for_the_import_of_numpy(
     monkeypatch.setattr(np, "random", np.random)  # the import replaces it
     monkeypatch.delitem(sys.modules, "numpy.random")
     states: list[Any] = []
-    other = threading.Thread(target=lambda: states.append(DataLoader([1]).state_dict()))
+    other = threading.Thread(target=lambda: states.append(opened(DataLoader([1]))))
     monkeypatch.setattr(sys, "meta_path", [SlowImport(other), *sys.meta_path])
     importlib.import_module("numpy.random")
     other.join()
