@@ -38,7 +38,8 @@ from . import worker_monitor
 from ._batch_receiver import BatchReceiver
 from ._dataset_state import worker_report
 from ._random_state import SampleTask
-from ._worker import EndFailures, WorkerCollate, WorkerInit
+from ._sample_reader import NO_SAMPLES
+from ._worker import NoBatch, WorkerCollate, WorkerInit
 from ._worker_status import WorkerStatus, starting_workers
 from .preflight import check_workers_are_processes, start_method_of
 from .sample_errors import Failure
@@ -106,6 +107,8 @@ class InProcessIterator(StatefulIterator, _UnrecordedIterator):
         clock, cpu_clock = self._receiver.meter.clock, time.process_time
 
         def collate(samples: Any) -> Any:
+            if samples is NO_SAMPLES:
+                return samples
             times[0], times[1] = start, _ = clock(), cpu_clock()
             batch = collate_fn(samples)
             times[2] = clock() - start
@@ -121,12 +124,16 @@ class InProcessIterator(StatefulIterator, _UnrecordedIterator):
             with span("pyparallel.wait"), PaddingCounter() as stacked:
                 # torch's iterators are untyped.
                 batch = super()._next_data()  # type: ignore[no-untyped-call]
+                while batch is NO_SAMPLES:
+                    self._leave_batch_out()
+                    batch = super()._next_data()  # type: ignore[no-untyped-call]
         except BaseException as error:
             meter.count_wait(start)
             if isinstance(error, StopIteration):
                 meter.pause()
                 if self._progress.policy is not None:  # after the last sample
                     self._count_failures(self._progress.policy.take_failures())
+                self._progress.check_end()
             raise
         if self._progress.policy is not None:
             self._count_failures(self._progress.policy.take_failures())
@@ -144,6 +151,14 @@ class InProcessIterator(StatefulIterator, _UnrecordedIterator):
         if padding_nbytes:
             warn_about_padding(meter, stacked.stacked_nbytes, padding_nbytes)
         return batch
+
+    def _leave_batch_out(self) -> None:
+        """Count a batch whose samples all failed."""
+        progress: Any = self._progress
+        self._dataset.restore()
+        self._count_failures(progress.policy.take_failures())
+        progress.leave_out()
+        progress.count_local_batch()
 
 
 class WorkersIterator(StatefulIterator, WorkersIter):
@@ -323,8 +338,8 @@ class WorkersIterator(StatefulIterator, WorkersIter):
             ):
                 # torch's iterators are untyped.
                 received = super()._next_data()  # type: ignore[no-untyped-call]
-                while isinstance(received, EndFailures):
-                    self._end_failures += received.failures
+                while isinstance(received, NoBatch):
+                    self._count_no_batch(received)
                     received = super()._next_data()  # type: ignore[no-untyped-call]
                 batch = self._receiver.receive(received)
         except StopIteration:
@@ -332,6 +347,7 @@ class WorkersIterator(StatefulIterator, WorkersIter):
             # Not earlier: the workers of a resumed epoch send them again.
             failures, self._end_failures = self._end_failures, ()
             self._count_failures(failures)
+            self._progress.check_end()
             raise
         timings = received.message.timings
         if timings.failures:
@@ -339,6 +355,17 @@ class WorkersIterator(StatefulIterator, WorkersIter):
         if timings.report is not None:
             self._progress.dataset.report = pickle.loads(timings.report)
         return batch
+
+    def _count_no_batch(self, message: NoBatch) -> None:
+        if message.at_end:
+            self._end_failures += message.failures
+            return
+        progress = self._progress
+        self._count_failures(message.failures)
+        progress.leave_out()
+        if message.report is not None:
+            progress.dataset.report = pickle.loads(message.report)
+        progress.count_batch(self._rcvd_idx)
 
     def _shutdown_workers(self) -> None:
         if not hasattr(self, "_pins_ring"):

@@ -35,7 +35,14 @@ from ._sampler_state import (
     save_own_state,
     unwrap_batch_sampler,
 )
-from .sample_errors import ErrorPolicy, Failure, SampleError, count_failures
+from .sample_errors import (
+    ErrorPolicy,
+    Failure,
+    SampleError,
+    count_failures,
+    no_batch_error,
+    warn_of_left_out,
+)
 
 
 class Progress:
@@ -45,10 +52,11 @@ class Progress:
         dataset: The states of the dataset.
         order: The indices, unless the dataset is iterable.
         num_delivered: The number of batches of the epoch that the consumer has
-            received, or that raised an exception.
+            received, or that raised an exception or were left out.
         samples: The seed and the number of the epoch, for ``sample_seeds`` and
             replacements. None: the tasks of workers are indices.
         errors: The samples of the epoch that raised an error, see ``on_error``.
+        num_left_out: The number of batches that this iterator has left out.
         policy: Reads samples if ``on_error`` is not ``"raise"``, else None.
         seeds_samples: Whether each sample has its own random states.
         base_seed: The base seed of the workers.
@@ -60,6 +68,7 @@ class Progress:
     """
 
     reader: threading.Thread | None = None
+    num_left_out = 0
 
     def __init__(self, loader: Any, *, reset: bool = False) -> None:
         """Begin an epoch, or continue one if the loader has loaded a state.
@@ -347,6 +356,18 @@ class Progress:
             self.num_delivered = self._num_before + position
             order.drop_states(self.num_delivered)
         self.dataset.store_report()
+
+    def leave_out(self) -> None:
+        """Count a batch without samples, before it counts as delivered."""
+        warn_of_left_out(self.num_delivered)
+        self.num_left_out += 1
+
+    def check_end(self) -> None:
+        """Raise ``ValueError`` if the epoch has ended, and every batch was left out."""
+        if self.num_left_out and self.num_left_out == self.num_delivered:
+            self.num_left_out = 0
+            self.finish()
+            raise no_batch_error(self.errors[-1])
 
     def finish(self) -> None:
         """End the epoch. Its last batches may have raised exceptions."""

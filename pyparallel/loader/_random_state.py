@@ -145,6 +145,10 @@ class SampleTask(NamedTuple):
     indices: Any
 
 
+class IndexKindError(BatchTypeError):
+    """An index cannot seed its sample."""
+
+
 def check_sample_seeds(dataset: Any) -> None:
     """Raise ``TypeError`` if the samples of a dataset have no indices."""
     if isinstance(dataset, IterableDataset):
@@ -164,7 +168,7 @@ def sample_key(seed: int, epoch: int, purpose: str, index: Any) -> bytes:
     """Return a hash of all arguments, 32 bytes.
 
     Raises:
-        TypeError: The index is neither an integer nor plain data.
+        IndexKindError: The index is neither an integer nor plain data.
     """
     try:
         index = operator.index(index)
@@ -174,7 +178,7 @@ def sample_key(seed: int, epoch: int, purpose: str, index: Any) -> bytes:
         # Version 2 writes equal values as equal bytes in every Python.
         data = marshal.dumps((seed, epoch, purpose, index), 2)
     except ValueError:
-        raise BatchTypeError(
+        raise IndexKindError(
             "DataLoader: with sample_seeds=True an index must be an integer, a string "
             f"or a tuple of these, but is {index!r} ({type_name(index)})."
         ) from None

@@ -14,6 +14,10 @@ from ._random_state import (
     seed_all,
 )
 
+#: Takes the place of the samples of a batch of which none could be read or replaced.
+#: The collate functions of the iterators return it, and the batch is left out.
+NO_SAMPLES: Any = object()
+
 
 class ReadPolicy(Protocol):
     """Reads the samples of a batch although some raise: see `ErrorPolicy`."""
@@ -24,8 +28,8 @@ class ReadPolicy(Protocol):
         indices: Any,
         read_one: Callable[[Any], Any],
         read_batch: Callable[[Any], Any] | None,
-    ) -> list[Any]:
-        """Return the samples of these indices."""
+    ) -> Any:
+        """Return the samples of these indices, or `NO_SAMPLES`."""
 
 
 class SampleReader:
@@ -55,20 +59,22 @@ class SampleReader:
         return repr(self.dataset)
 
     def __getitem__(self, task: SampleTask) -> Any:
-        """Return a sample that is not part of a batch."""
-        return self._read(task, [task.indices], None)[0]
+        """Return a sample that is not part of a batch, or `NO_SAMPLES`."""
+        samples = self._read(task, [task.indices], None)
+        return samples if samples is NO_SAMPLES else samples[0]
 
-    def __getitems__(self, task: SampleTask) -> list[Any]:
-        """Return the samples of a batch."""
+    def __getitems__(self, task: SampleTask) -> Any:
+        """Return the samples of a batch, or `NO_SAMPLES`."""
         read_batch = getattr(self.dataset, "__getitems__", None)
         return self._read(task, task.indices, None if self._seeds else read_batch)
 
     def _read(
         self, task: SampleTask, indices: Any, read_batch: Callable[[Any], Any] | None
-    ) -> list[Any]:
+    ) -> Any:
         if self._saves:
             self._saved = raw_states()
         read_one = functools.partial(self._read_one, task)
+        samples: Any
         if self._policy is None:
             samples = [read_one(index) for index in indices]
         else:

@@ -31,6 +31,7 @@ from ..core.torch_private import (
 from ..core.tracing import span
 from ..shm.ring import RingMemory, Slab
 from ..shm.serialization import RingMiss, SerializedBatch, move_out_of_ring, serialize
+from ._sample_reader import NO_SAMPLES
 from ._worker_status import WorkerStatus
 from .tracebacks import LocatingFetcher, hide_frames, rank_text
 
@@ -56,15 +57,20 @@ class WorkerTimings(NamedTuple):
     failures: tuple[Any, ...]
 
 
-class EndFailures:
-    """The samples that raised after the last batch of a worker's stream.
+class NoBatch:
+    """A message of a worker whose samples raised, so that it has no batch to send.
 
     Attributes:
-        failures: See `ErrorPolicy`.
+        failures: The samples, see `ErrorPolicy`.
+        at_end: They follow the last batch of the worker's stream. Otherwise they are
+            the samples of a batch that is left out.
+        report: The pickled `WorkerReport` after a batch that is left out.
     """
 
-    def __init__(self, failures: tuple[Any, ...]) -> None:
-        self.failures = failures
+    def __init__(
+        self, failures: tuple[Any, ...], *, at_end: bool, report: bytes | None = None
+    ) -> None:
+        self.failures, self.at_end, self.report = failures, at_end, report
 
 
 class _Moment(NamedTuple):
@@ -118,8 +124,11 @@ class WorkerCollate:
         """Return the samples that raised since the last call, see `ErrorPolicy`."""
         return () if self._policy is None else self._policy.take_failures()
 
-    def __call__(self, samples: Any) -> SerializedBatch:
+    def __call__(self, samples: Any) -> SerializedBatch | NoBatch:
         """Return the serialized batch of the samples, in a slab if one is free."""
+        if samples is NO_SAMPLES:
+            failures = self.take_failures()
+            return NoBatch(failures, at_end=False, report=self._make_report())
         slab = self._claim()
         try:
             return self._serialize(samples, slab)
@@ -238,7 +247,7 @@ def _measure_fetch(fetch: Any) -> Any:
         except StopIteration:  # torch sends the end without these
             if failures := collate.take_failures():
                 fetcher.ended = True  # some iterators begin again after their end
-                return EndFailures(failures)
+                return NoBatch(failures, at_end=True)
             raise
         except Exception:
             collate.take_failures()  # of a batch that is not sent

@@ -76,7 +76,8 @@ class DataLoader(TorchLoader[_T_co], StatefulLoader):
             the index of the sample. See ``docs/resume.md``.
         on_error: The treatment of an exception that a sample raises. ``"raise"``:
             raise it. ``"skip"``: leave the sample out of its batch. ``"replace"``: put
-            another sample of the dataset in its place. See ``docs/loader.md``.
+            another sample of the dataset in its place, if it has integer indices and a
+            length. See ``docs/loader.md``.
         max_errors: The largest number of samples of an epoch that may fail.
         replay_dataset: Do not use ``state_dict`` of an iterable dataset. A resumed
             epoch reads the delivered samples again and drops them. For datasets whose

@@ -6,7 +6,7 @@ which reaches the parent with the batch. The parent counts the failures of an ep
 
 from __future__ import annotations
 
-import functools
+import inspect
 import operator
 from collections.abc import Callable, Generator, Iterator
 from typing import Any, NamedTuple
@@ -29,7 +29,8 @@ from ..core.errors import (
     warn_once,
 )
 from ..core.torch_private import ExceptionWrapper
-from ._random_state import SampleTask, sample_key
+from ._random_state import IndexKindError, SampleTask, sample_key
+from ._sample_reader import NO_SAMPLES
 from ._worker import record_location, wrap_exception
 from .tracebacks import format_indices, message_of, rank_text
 from .worker_monitor import is_death_report
@@ -39,7 +40,7 @@ MODES = ("raise", "skip", "replace")
 #: Errors of the machine or of the program, which no other sample avoids.
 _FATAL = (
     *(MemoryError, torch.OutOfMemoryError),
-    *(ImportError, NameError, SyntaxError, SystemError),
+    *(ImportError, NameError, SyntaxError, SystemError, IndexKindError),
 )
 #: Marks a sample that raised.
 _FAILED = object()
@@ -51,8 +52,9 @@ class SampleError(NamedTuple):
     """A sample that raised an error, and was skipped or replaced.
 
     Attributes:
-        index: The index of the sample. For an iterable dataset: its number among the
-            samples that its process has read in this epoch.
+        index: The index of the sample: an integer, a string, or a list of these. Any
+            other index is described by a text. For an iterable dataset: its number
+            among the samples that its process has read in this epoch.
         error: The class and the message of the error.
     """
 
@@ -88,8 +90,11 @@ def check_policy(loader: Any) -> None:
             f"DataLoader: with on_error={mode!r} dataset must be a Dataset or an "
             "IterableDataset, but is an IterDataPipe. Wrap it in an IterableDataset."
         )
+    if isinstance(dataset, IterableDataset):
+        if mode == "skip" and inspect.isgeneratorfunction(type(dataset).__iter__):
+            raise _generator_error(f"of {type_name(dataset)} is one")
     if mode == "replace":
-        if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__"):
+        if isinstance(dataset, IterableDataset) or _length(dataset) is None:
             raise BatchTypeError(
                 "DataLoader: with on_error='replace' dataset must be map-style and "
                 f"have a length, but is {type_name(dataset)}. Use on_error='skip'."
@@ -100,6 +105,14 @@ def check_policy(loader: Any) -> None:
                 "dataset, as replacements do, but is a SubsetRandomSampler. Use "
                 "Subset(dataset, indices) with shuffle=True."
             )
+
+
+def _length(dataset: Any) -> int | None:
+    """Return the length of a dataset, None if it has none."""
+    try:
+        return len(dataset)
+    except (TypeError, NotImplementedError):
+        return None
 
 
 def _draws_from_subset(loader: Any) -> bool:
@@ -124,8 +137,8 @@ class ErrorPolicy:
         # The number of samples from which replacements are drawn.
         self._num_candidates = 0
         if not isinstance(loader.dataset, IterableDataset):
-            if hasattr(loader.dataset, "__len__") and not _draws_from_subset(loader):
-                self._num_candidates = len(loader.dataset)
+            if not _draws_from_subset(loader):
+                self._num_candidates = _length(loader.dataset) or 0
 
     def take_failures(self) -> tuple[Failure, ...]:
         """Return the failures since the last call."""
@@ -139,7 +152,7 @@ class ErrorPolicy:
         indices: Any,
         read_one: Callable[[Any], Any],
         read_batch: Callable[[Any], Any] | None,
-    ) -> list[Any]:
+    ) -> Any:
         """Return the samples of a batch that raise no error, at least one.
 
         Args:
@@ -148,26 +161,48 @@ class ErrorPolicy:
             read_one: Returns the sample of an index.
             read_batch: Returns the samples of several indices. If it raises, it is
                 called again for each index.
+
+        Returns:
+            The samples. If all of them raised and cannot be replaced: `NO_SAMPLES`.
         """
-        if read_batch is not None:
-            try:
-                found: list[Any] = read_batch(list(indices))
-            except Exception as error:
-                if is_fatal(error):
-                    raise
-            else:
-                return found
-            read_one = functools.partial(_read_alone, read_batch)
-        samples, index = [], None
+        if read_batch is None:
+            found = self._read_each(task, indices, read_one)
+            return [sample for _, sample in found] or _no_samples(indices)
+        indices = list(indices)
+        try:
+            return read_batch(indices)
+        except Exception as error:
+            if is_fatal(error):
+                raise
+
+        def read_alone(index: Any) -> Any:
+            return read_batch([index])
+
+        found = self._read_each(task, indices, read_alone)
+        if len(found) == 1:
+            return found[0][1]
+        if all(isinstance(each, list) and len(each) == 1 for _, each in found):
+            return [sample for _, (sample,) in found] or _no_samples(indices)
+        # The dataset joins samples in a form of its own.
+        kept = [index for index, _ in found]
+        batch = self._try(read_batch, kept)
+        return NO_SAMPLES if batch is _FAILED else batch
+
+    def _read_each(
+        self, task: SampleTask, indices: Any, read: Callable[[Any], Any]
+    ) -> list[tuple[Any, Any]]:
+        """Return each index that could be read, with what ``read`` returned for it."""
+        found: list[tuple[Any, Any]] = []
+        index = None
         for index in indices:
-            sample = self._try(read_one, index)
-            if sample is _FAILED and self._replaces:
-                sample = self._replace(task, index, read_one)
+            sample = self._try(read, index)
             if sample is not _FAILED:
-                samples.append(sample)
-        if not samples and index is not None:
-            samples.append(self._replace(task, index, read_one))
-        return samples
+                found.append((index, sample))
+            elif self._replaces:
+                found += self._replace(task, index, read)
+        if not found and index is not None:
+            found += self._replace(task, index, read)
+        return found
 
     def _try(self, read_one: Callable[[Any], Any], index: Any) -> Any:
         try:
@@ -178,23 +213,31 @@ class ErrorPolicy:
 
     def _replace(
         self, task: SampleTask, index: Any, read_one: Callable[[Any], Any]
-    ) -> Any:
-        """Return another sample of the dataset, which the task and index determine."""
-        first = _plain(index)
-        is_number = type(first) is int
-        failed, attempt = {first} if is_number else set(), 0
-        while is_number and len(failed) < self._num_candidates:
+    ) -> list[tuple[int, Any]]:
+        """Return the index of another sample, and the sample.
+
+        The task and the index determine it. If the index is no number of a sample, or
+        the length is unknown, there is none and the list is empty.
+
+        Raises:
+            ValueError: All samples of the dataset raise an error.
+        """
+        first, length = _plain(index), self._num_candidates
+        if type(first) is not int or not -length <= first < length:
+            return []
+        failed, attempt = {first % length}, 0
+        while len(failed) < length:
             key = sample_key(task.seed, task.epoch, "replacement", (first, attempt))
             attempt += 1
-            other = int.from_bytes(key[:8], "little") % self._num_candidates
+            other = int.from_bytes(key[:8], "little") % length
             if other in failed:
                 continue
             sample = self._try(read_one, other)
             if sample is not _FAILED:
-                return sample
+                return [(other, sample)]
             failed.add(other)
         last = self.failures[-1]
-        raise _no_replacement(last.error) from _exception(last.cause)
+        raise no_batch_error(last.error) from _exception(last.cause)
 
     def record(self, error: Exception, index: Any, location: str) -> None:
         """Record the error of a sample, or raise it.
@@ -221,20 +264,31 @@ class ErrorPolicy:
             raise limit_error(self.failures[-1].error, self._max_errors) from error
 
     def skip_errors(self, samples: Iterator[Any]) -> Iterator[Any]:
-        """Return an iterator without the samples that raise an error."""
+        """Return an iterator without the samples that raise an error.
+
+        Raises:
+            TypeError: The iterator is a generator.
+        """
+        if isinstance(samples, Generator):
+            raise _generator_error("returns one")
         return _SkippingIterator(samples, self)
 
 
+def _no_samples(indices: Any) -> Any:
+    """Return the samples of a batch without any: it had no index, or all failed."""
+    return NO_SAMPLES if len(indices) else []
+
+
 def _plain(index: Any) -> Any:
-    """Return an index as ``int`` if it is an integer of any class."""
+    """Return an index as plain data, which a state can contain."""
+    if isinstance(index, str):
+        return str(index)
+    if type(index) in (list, tuple):
+        return [_plain(each) for each in index]
     try:
         return operator.index(index)
     except TypeError:
-        return index
-
-
-def _read_alone(read_batch: Callable[[Any], Any], index: Any) -> Any:
-    return read_batch([index])[0]
+        return format_indices(index)
 
 
 class _SkippingIterator:
@@ -258,8 +312,6 @@ class _SkippingIterator:
                     _warn_of_end(number - 1, last)
                 raise
             except Exception as error:
-                if isinstance(self._samples, Generator) and not is_fatal(error):
-                    raise _generator_error(number) from error
                 self._policy.record(error, number, f"at sample {number}")
                 last = error
 
@@ -280,20 +332,21 @@ def limit_error(last: SampleError, limit: int) -> ErrorLimitError:
     )
 
 
-def _no_replacement(last: SampleError) -> BatchValueError:
+def no_batch_error(last: SampleError) -> BatchValueError:
+    """Return the error for a dataset without a sample that can be read."""
     return BatchValueError(
-        "DataLoader: a batch must have a sample, but all of its samples failed, and "
-        "no replacement was found. The last failed one has index "
-        f"{format_indices(last.index)}: {last.error}. Repair the samples."
+        "DataLoader: a batch must have a sample, but all samples failed. The last "
+        f"failed one has index {format_indices(last.index)}: {last.error}. Repair the "
+        "samples."
     )
 
 
-def _generator_error(number: int) -> BatchTypeError:
+def _generator_error(found: str) -> BatchTypeError:
     return BatchTypeError(
         "DataLoader: with on_error='skip' the iterator of an iterable dataset must "
-        f"continue after an error, but sample {number} raised one, and a generator "
-        "ends there. Catch the error in the generator, or return an object with "
-        "__next__ from __iter__."
+        f"continue after an error, but a generator ends there, and __iter__ {found}. "
+        "Catch errors in the generator and set on_error='raise', or return an object "
+        "with __next__ from __iter__."
     )
 
 
@@ -304,6 +357,20 @@ def _warn_of_end(number: int, error: Exception) -> None:
         f"{message_of(error)[:_MAX_TEXT]}, and the iterable dataset ended directly "
         "after it. Samples may be missing, as an iterator around a generator ends at "
         "its first error. Catch the error in the generator.",
+        LoaderWarning,
+    )
+
+
+def warn_of_left_out(number: int) -> None:
+    """Warn once that a batch of the epoch was left out."""
+    rank = rank_text()
+    warn_once(
+        "PP217",
+        f"DataLoader{f' ({rank})' if rank else ''}: batch {number} of the epoch was "
+        "left out, because its samples raised errors and no other sample can replace "
+        "them. That needs integer indices, a dataset with a length, and a sampler that "
+        "draws from all of it. Further batches are left out without a warning. In "
+        "distributed training, end epochs after the same number of steps on all ranks.",
         LoaderWarning,
     )
 

@@ -67,6 +67,46 @@ class DamagedBatches(Damaged):
         return [self[index] for index in indices]
 
 
+class Columns(Damaged):
+    """A dataset that joins the samples of a batch itself."""
+
+    def __getitems__(self, indices: list[int]) -> dict[str, torch.Tensor]:
+        return {"x": torch.tensor([self[index] for index in indices])}
+
+
+class Unsized:
+    """Numbers without a length. Reading several returns them as a batch."""
+
+    def __init__(self, length: int, bad: set[int]) -> None:
+        self.numbers = Damaged(length, bad)
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, int):
+            return self.numbers[index]
+        return torch.tensor([self.numbers[int(each)] for each in index])
+
+
+class Unmeasured(Unsized):
+    """The same with a length that is not known."""
+
+    def __len__(self) -> int:
+        raise NotImplementedError
+
+
+class Sized(Unsized):
+    """The same with a length."""
+
+    def __len__(self) -> int:
+        return self.numbers.length
+
+
+class Keyed(Sized):
+    """A dataset whose indices are texts."""
+
+    def __getitem__(self, index: str) -> int:
+        return self.numbers[int(index.removeprefix("key"))]
+
+
 class Stream(IterableDataset[int]):
     """The numbers of a `Damaged` that this worker reads, in turn."""
 
@@ -234,6 +274,128 @@ def test_a_dataset_is_read_in_batches_until_one_fails() -> None:
     assert loader.sample_errors == failed(4)
 
 
+# ------------------------------------------------------------- every kind of a dataset
+class OrderedSubset(SubsetRandomSampler):
+    """The sampler without its randomness."""
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.indices)
+
+
+PAIRS = [[0, 1], [2, 3], [4, 5], [6, 7], [8]]
+KEYS = [f"key{number}" for number in range(9)]
+#: Datasets with the arguments of their loader, and what becomes of a batch without a
+#: good sample.
+KINDS: dict[str, tuple[Any, dict[str, Any], str]] = {
+    "samples": (Damaged, {"batch_size": 2}, "replaced"),
+    "batches of a sampler": (Damaged, {"batch_sampler": PAIRS}, "replaced"),
+    "samples of a subset": (
+        Damaged,
+        {"batch_size": 2, "sampler": OrderedSubset(range(9))},
+        "left out",
+    ),
+    "lists": (DamagedBatches, {"batch_size": 2}, "replaced"),
+    "columns": (
+        Columns,
+        {"batch_sampler": PAIRS, "collate_fn": lambda batch: batch["x"]},
+        "replaced",
+    ),
+    "no length": (Unsized, {"batch_sampler": PAIRS}, "left out"),
+    "unknown length": (Unmeasured, {"batch_sampler": PAIRS}, "left out"),
+    "keys": (Keyed, {"batch_size": 2, "sampler": KEYS}, "left out"),
+    "single samples": (Sized, {"batch_size": None}, "replaced"),
+    "single keys": (Keyed, {"batch_size": None, "sampler": KEYS}, "left out"),
+    "whole batches": (Sized, {"batch_size": None, "sampler": PAIRS}, "whole"),
+    "batches of tuples": (
+        Unsized,
+        {"batch_size": None, "sampler": [tuple(map(str, pair)) for pair in PAIRS]},
+        "whole",
+    ),
+    "streams": (Rewinding, {"batch_size": 2}, "stream"),
+    "single samples of streams": (Rewinding, {"batch_size": None}, "stream"),
+}
+DAMAGES = [{0}, {1, 4}, {8}, {2, 3}, {0, 1}, {0, 1, 5, 6, 7, 8}]
+
+
+def expected_batches(
+    kind: str, options: dict[str, Any], bad: set[int], mode: str
+) -> list[list[int]]:
+    """Return the batches, with -1 for each replacement."""
+    single = options["batch_size"] is None if "batch_size" in options else False
+    plan = [[number] for number in range(9)] if single else PAIRS
+    if kind == "stream":
+        good = [number for number in range(9) if number not in bad]
+        size = 1 if single else 2
+        return [good[i : i + size] for i in range(0, len(good), size)]
+    if kind == "whole":
+        return [pair for pair in PAIRS if not bad & {*pair}]
+    found = []
+    for pair in plan:
+        batch = [number for number in pair if number not in bad]
+        if kind == "replaced" and mode == "replace":
+            batch = [-1 if number in bad else number for number in pair]
+        if batch or kind == "replaced":
+            found.append(batch or [-1])
+    return found
+
+
+def check_batches(found: list[list[int]], expected: list[list[int]]) -> None:
+    """Compare batches, of which -1 matches every number."""
+    assert len(found) == len(expected)
+    for batch, numbers in zip(found, expected, strict=True):
+        assert len(batch) == len(numbers)
+        assert all(n in (-1, b) for b, n in zip(batch, numbers, strict=True))
+
+
+def read(loader: Any, bad: set[int]) -> list[list[int]]:
+    """Return the batches of an epoch, of which none has a damaged number."""
+    found = []
+    for batch in loader:
+        numbers = [batch] if isinstance(batch, int) else batch.reshape(-1).tolist()
+        assert not bad & {*numbers}
+        found.append(numbers)
+    return found
+
+
+@pytest.mark.filterwarnings(r"ignore:\[PP21[567]\]")
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("mode", ["skip", "replace"])
+@pytest.mark.parametrize("name", KINDS)
+def test_every_kind_of_a_dataset_continues_after_damages(
+    name: str, mode: Any, num_workers: int
+) -> None:
+    make, options, kind = KINDS[name]
+    if kind == "stream":
+        num_workers = min(num_workers, 1)
+
+    def loader(bad: set[int]) -> DataLoader[Any]:
+        torch.manual_seed(5)
+        return DataLoader(
+            make(9, bad), num_workers=num_workers, on_error=mode, **options
+        )
+
+    is_unsized = make in (Unsized, Unmeasured, Rewinding)
+    if mode == "replace" and (is_unsized or "subset" in name):
+        with pytest.raises((TypeError, ValueError), match=r"Use "):
+            loader(set())
+        return
+    for bad in DAMAGES[3 * bool(num_workers) :]:
+        whole = loader(bad)
+        found = read(whole, bad)
+        check_batches(found, expected_batches(kind, options, bad, mode))
+        errors = whole.sample_errors
+        assert whole.stats().sample_errors == len(errors) > 0
+        for stop in range(1, len(found)) if num_workers == 0 or bad == {2, 3} else ():
+            begun = loader(bad)
+            batches = iter(begun)
+            for _ in range(stop):
+                next(batches)
+            resumed = loader(bad)
+            resumed.load_state_dict(json.loads(json.dumps(begun.state_dict())))
+            assert read(resumed, bad) == found[stop:]
+            assert resumed.sample_errors == errors
+
+
 # ----------------------------------------------------------------------------- streams
 LIMIT = (
     "DataLoader: an epoch must have at most max_errors=2 failed samples, but has more. "
@@ -299,21 +461,31 @@ def test_a_stream_continues_after_an_error_that_is_raised(
     assert [batch.tolist() for batch in batches] == [[3], [4]]
 
 
+class Generated(Stream):
+    """A stream whose ``__iter__`` is a generator."""
+
+    def __iter__(self) -> Iterator[int]:
+        yield from range(6)
+
+
+GENERATOR = (
+    "DataLoader: with on_error='skip' the iterator of an iterable dataset must "
+    "continue after an error, but a generator ends there, and __iter__ {}. Catch "
+    "errors in the generator and set on_error='raise', or return an object with "
+    "__next__ from __iter__."
+)
+
+
 @pytest.mark.parametrize("num_workers", [0, 1])
-def test_a_generator_cannot_continue(num_workers: int) -> None:
-    loader = DataLoader(
-        Stream(6, {3}, generate), 2, num_workers=num_workers, on_error="skip"
-    )
-    batches = iter(loader)
-    next(batches)
+def test_a_generator_is_refused_before_its_first_sample(num_workers: int) -> None:
+    options: Any = {"num_workers": num_workers, "on_error": "skip"}
     with pytest.raises(TypeError) as raised:
-        next(batches)
-    text = (
-        "DataLoader: with on_error='skip' the iterator of an iterable dataset must "
-        "continue after an error, but sample 3 raised one, and a generator ends "
-        "there. Catch the error in the generator, or return an object with __next__ "
-        "from __iter__."
-    )
+        DataLoader(Generated(6, set()), 2, **options)
+    assert str(raised.value) == GENERATOR.format(f"of {__name__}.Generated is one")
+    loader = DataLoader(Stream(6, {3}, generate), 2, **options)
+    with pytest.raises(TypeError) as raised:
+        next(iter(loader))
+    text = GENERATOR.format("returns one")
     assert text in str(raised.value).splitlines()[-1 if num_workers else 0]
 
 
@@ -425,26 +597,31 @@ def test_the_limit_ends_the_search_for_a_replacement(num_workers: int) -> None:
         next(iter(DataLoader(Damaged(1000, set(range(1000))), 2, **options)))
 
 
+@pytest.mark.filterwarnings(r"ignore:\[PP21[57]\]")
+@pytest.mark.parametrize("num_workers", [0, 1])
 @pytest.mark.parametrize(
     "options, last",
     [
         ({"batch_size": 2}, "0: ValueError: sample 0 is damaged"),
-        (  # an index that is no number has no replacement
-            {"batch_size": None, "sampler": [[0, 1]]},
+        (
+            {"batch_size": None, "sampler": [[1], [0, 1]]},
             "[0, 1]: TypeError: unhashable type: 'list'",
         ),
     ],
     ids=["numbers", "lists"],
 )
-def test_a_dataset_without_a_good_sample_is_an_error(options: Any, last: str) -> None:
-    loader = DataLoader(Damaged(2, {0, 1}), on_error="skip", **options)
+def test_a_dataset_without_a_good_sample_is_an_error(
+    options: Any, last: str, num_workers: int
+) -> None:
+    options = {"num_workers": num_workers, "on_error": "skip", **options}
+    batches = iter(DataLoader(Damaged(2, {0, 1}), **options))
     with pytest.raises(ValueError) as raised:
-        next(iter(loader))
-    assert str(raised.value) == (
-        "DataLoader: a batch must have a sample, but all of its samples failed, and no "
-        f"replacement was found. The last failed one has index {last}. Repair the "
-        "samples."
-    )
+        next(batches)
+    assert (
+        "DataLoader: a batch must have a sample, but all samples failed. The last "
+        f"failed one has index {last}. Repair the samples."
+    ) in str(raised.value)
+    assert next(batches, None) is None
 
 
 class DamagedOnce(Damaged):
