@@ -14,7 +14,7 @@ from ._random_state import (
     seed_all,
 )
 
-#: Takes the place of the samples of a batch of which none could be read or replaced.
+#: Takes the place of the samples of a batch if no sample could be read or replaced.
 #: The collate functions of the iterators return it, and the batch is left out.
 NO_SAMPLES: Any = object()
 

@@ -217,7 +217,7 @@ class ErrorPolicy:
         """Return the index of another sample, and the sample.
 
         The task and the index determine it. If the index is no number of a sample, or
-        the length is unknown, there is none and the list is empty.
+        the length is unknown, the list is empty.
 
         Raises:
             ValueError: All samples of the dataset raise an error.

@@ -9,6 +9,7 @@ from typing import NamedTuple
 from ..core.text import nbytes_text, percent, plural, time_text
 from ..loader.applied import PREFETCH_FACTOR, padding_advice
 from ..loader.stats import MUCH_PADDING, SEND_SECONDS, suggest_num_workers
+from .record import FIRST_ITER
 from .summary import Summary, Work
 
 #: Parts below this fraction of a step are not worth a change.
@@ -32,12 +33,37 @@ class Advice(NamedTuple):
 def advise(summary: Summary) -> list[Advice]:
     """Return at least one recommendation, sorted by decreasing gain."""
     found = [
-        *_faster_input(summary),
+        *(_restarts(summary) or _faster_input(summary)),
         *_earlier_copies(summary),
         *_less_padding(summary),
     ]
     found.sort(key=lambda advice: -(advice.gain or 0))
     return found or [_no_change(summary)]
+
+
+def _restarts(summary: Summary) -> list[Advice]:
+    """Return advice if the loop leaves its iterators for new ones."""
+    begins, steps = summary.begins, summary.steps
+    if summary.restarts < 2:
+        return []
+    cost = sum(step.parts["wait"] for step in steps if step.is_first) / len(steps)
+    are_new = 2 * sum(event.kind == FIRST_ITER for event in begins) > len(begins) > 0
+    title = "Make the iterator once: next(iter(loader)) starts the loader anew"
+    change = "call batches = iter(loader) before the loop and next(batches) in it"
+    if are_new:
+        title = "Make the loader once, before the loop"
+        change = "make the loader before the loop"
+    return [
+        Advice(
+            title,
+            f"The loop left its loader for a new start {summary.restarts} times in "
+            f"{plural(len(steps), 'step')}, which takes {time_text(cost)} of a step. "
+            "Each start draws a new order, or gives the first batch again without "
+            "shuffle=True. Workers start anew, and the batches that they have prepared "
+            f"are lost. Use `for batch in loader`, or {change}.",
+            cost,
+        )
+    ]
 
 
 def _faster_input(summary: Summary) -> list[Advice]:

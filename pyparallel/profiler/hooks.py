@@ -10,9 +10,12 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import asdict
 from typing import Any
 
+from torch.utils.data.dataloader import DataLoader
+
 from ..core import tracing
 from ..core.torch_private import IterableFetcher, LoaderIter, MapFetcher
 from ..prefetch.iterator import PrefetchIterator
+from ..prefetch.pre_data_loader import PreDataLoader
 from .recorder import VARIABLE, Recorder, Settings, batch_number
 
 
@@ -39,8 +42,7 @@ def install(recorder: Recorder) -> Callable[[], None]:
     """Replace the methods that a recorder records; return a function that undoes it."""
     originals = [(cls, name, getattr(cls, name)) for cls, name in replaced_methods()]
     for cls, name, original in originals:
-        wrap = _wrap_fetch if name == "fetch" else _wrap_next
-        setattr(cls, name, wrap(original, recorder))
+        setattr(cls, name, _WRAPPERS[name](original, recorder))
     before = tracing.wrap_spans(None)
 
     def surround(name: str, inner: tracing.Range) -> Any:
@@ -60,9 +62,10 @@ def install(recorder: Recorder) -> Callable[[], None]:
 
 def replaced_methods() -> list[tuple[Any, str]]:
     """Return the class and the name of every method that `install` replaces."""
-    fetchers, iterators = (MapFetcher, IterableFetcher), (LoaderIter, PrefetchIterator)
-    return [(cls, "fetch") for cls in fetchers] + [
-        (cls, "__next__") for cls in iterators
+    return [
+        *((cls, "fetch") for cls in (MapFetcher, IterableFetcher)),
+        *((cls, "__next__") for cls in (LoaderIter, PrefetchIterator)),
+        *((cls, "__iter__") for cls in (DataLoader, PreDataLoader)),
     ]
 
 
@@ -72,6 +75,14 @@ def _wrap_next(original: Any, recorder: Recorder) -> Any:
         return recorder.wait(iterator, functools.partial(original, iterator))
 
     return next_batch
+
+
+def _wrap_iter(original: Any, recorder: Recorder) -> Any:
+    @functools.wraps(original)
+    def begin(loader: Any) -> Any:
+        return recorder.begin(loader, functools.partial(original, loader))
+
+    return begin
 
 
 def _wrap_fetch(original: Any, recorder: Recorder) -> Any:
@@ -94,6 +105,8 @@ def _wrap_fetch(original: Any, recorder: Recorder) -> Any:
 
     return fetch
 
+
+_WRAPPERS = {"fetch": _wrap_fetch, "__next__": _wrap_next, "__iter__": _wrap_iter}
 
 #: The recorders of this process, each with the function that removes it.
 _installed: dict[Recorder, Callable[[], None]] = {}

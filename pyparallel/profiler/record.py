@@ -24,6 +24,8 @@ VERSION = 1
 #: Markers of the loop: a ``wait`` returned a batch, an ``end`` did not, and ``stop``
 #: ends the recording. Other kinds are the names of ranges of `pyparallel.core.tracing`.
 WAIT, END, STOP = "wait", "end", "stop"
+#: Ranges of the loop: calls of ``iter()``. The first one of a loader has another name.
+ITER, FIRST_ITER = "iter", "first iter"
 #: The types of the fields of a `Record`, except for those of lists.
 _TYPES = {
     **dict.fromkeys(("exit_code", "rank", "world_size"), int | None),
@@ -40,7 +42,7 @@ class Event(NamedTuple):
         kind: a marker or the name of a range.
         start: the time of its start.
         end: the time of its end.
-        loader: markers only: the number of the loader, counted from 1.
+        loader: of markers and ``iter()``: the number of the loader, counted from 1.
         epoch: markers only: the number of the epoch, counted from 1.
         stacked_nbytes: ``collate`` only: the bytes of the stacked tensors.
         padding_nbytes: ``collate`` only: the bytes of padding among them.

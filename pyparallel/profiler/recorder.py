@@ -2,10 +2,11 @@
 
 Note: [replaced methods]. A script that is not profiled runs the original methods. While
 a profile is recorded, `hooks` replaces ``next()`` of torch's loaders and of
-`PreDataLoader`: each call is a *wait*. It also replaces the method that gets the
-samples of a batch, in workers and in the process itself: each call is a *fetch*, and
-contains the call of ``collate_fn``. Therefore loaders of torch and of pyparallel are
-recorded alike. The ranges of `core.tracing` are recorded as well.
+`PreDataLoader`: each call is a *wait*. It replaces their ``iter()`` as well. It also
+replaces the method that gets the samples of a batch, in workers and in the process
+itself: each call is a *fetch*, and contains the call of ``collate_fn``. Therefore
+loaders of torch and of pyparallel are recorded alike. The ranges of `core.tracing` are
+recorded as well.
 
 Every process writes a file of its own, with a line for each event at its end. A process
 that dies loses no earlier event. The clock is ``time.perf_counter_ns``, which on Linux
@@ -21,8 +22,9 @@ import platform
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
@@ -37,7 +39,8 @@ from ..batch.stack import PaddingCounter
 from ..core.cpu_time import CoreWait, cpu_seconds
 from ..loader.applied import applied_changes
 from ..loader.preflight import num_cores
-from .record import END, STOP, WAIT
+from ..prefetch.pre_data_loader import PreDataLoader
+from .record import END, FIRST_ITER, ITER, STOP, WAIT
 
 #: Holds the settings of the profile to which this process belongs.
 VARIABLE = "PYPARALLEL_PROFILE"
@@ -79,8 +82,11 @@ class Recorder:
         self._pid = 0
         self._file = -1
         self._counts: dict[int | str, int] = {}
-        # Each number with the object of its key: a freed object's id is used again.
-        self._loaders: dict[int, tuple[int, Any]] = {}
+        # Each number with the dataset of its key: a freed object's id is used again.
+        self._loaders: dict[tuple[str, int], tuple[int, Any]] = {}
+        self._begun: weakref.WeakSet[Any] = weakref.WeakSet()  # loaders
+        # The loader's number of each iterator.
+        self._numbers: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
         self._epochs = 0
         self._local = threading.local()
 
@@ -128,7 +134,9 @@ class Recorder:
             "environment": environment_info() if parent is None else {},
         }
         os.write(file, json.dumps(head).encode() + b"\n")
-        self._file, self._pid = file, pid
+        inherited, self._file, self._pid = self._file, file, pid
+        if inherited >= 0:
+            os.close(inherited)
 
     def range(
         self, name: str, inner: AbstractContextManager[object], **more: int
@@ -158,9 +166,13 @@ class Recorder:
         return is_main and get_worker_info() is None
 
     def _count_step(self, key: int | str, **more: int) -> None:
-        """Stop if all requested steps have ended."""
+        """Stop if all requested steps have ended.
+
+        A loop that makes a dataset and a loader in every step is as long as the number
+        of its loaders.
+        """
         limit = self.settings.steps + self.settings.warmup
-        if self._counts.get(key, 0) >= limit:
+        if self._counts.get(key, 0) >= limit or len(self._loaders) > limit:
             now = time.perf_counter_ns()
             self.write(STOP, now, now, **more)
             self.stop()
@@ -189,6 +201,30 @@ class Recorder:
             # The folder is removed at the end of the profile.
             self.is_recording = stop.parent.exists() and not stop.exists()
         return self.is_recording
+
+    def begin(self, loader: Any, start: Callable[[], Any]) -> Any:
+        """Return ``start()``, a new iterator of a loader, and record the call."""
+        local = self._local
+        is_nested = getattr(local, "is_beginning", False)
+        if not self.is_recording or is_nested or get_worker_info() is not None:
+            return start()
+        if threading.current_thread().name == _PREFETCH:
+            with self.range(ITER, nullcontext()):
+                return start()
+        kind = ITER if loader in self._begun else FIRST_ITER
+        self._begun.add(loader)
+        if isinstance(loader, PreDataLoader):
+            number = self._number(loader.loader, loader)
+        else:
+            number = self._number(loader)
+        local.is_beginning = True
+        try:
+            with self.range(kind, nullcontext(), loader=number):
+                iterator = start()
+        finally:
+            local.is_beginning = False
+        self._numbers[iterator] = number
+        return iterator
 
     def wait(self, iterator: Any, get: Callable[[], Any]) -> Any:
         """Return ``get()``, the next batch of a loader's iterator, and record the wait.
@@ -228,21 +264,34 @@ class Recorder:
 
     def _loader_number(self, iterator: Any) -> int:
         """Return the number of the loader of an iterator."""
+        number = self._numbers.get(iterator)
+        if number is not None:
+            return number
         options = getattr(getattr(iterator, "_thread", None), "options", None)
-        loader = iterator if options is None else options.loader
-        # torch's iterators have no reference to their loader, only to its dataset.
-        owner = getattr(loader, "_dataset", loader)
+        if options is None:
+            return self._number(iterator)
+        owner = getattr(iterator, "_owner", None)
+        return self._number(options.loader, owner and owner())
+
+    def _number(self, source: Any, ahead: Any = None) -> int:
+        """Return the number of a loader.
+
+        Args:
+            source: A loader of torch, or its iterator. The iterator has no reference to
+                its loader, only to its dataset.
+            ahead: The `PreDataLoader` that reads it.
+        """
+        name = "DataLoader" if ahead is None else "PreDataLoader"
+        owner = getattr(source, "_dataset", getattr(source, "dataset", source))
         loaders = self._loaders  # another thread may stop
-        if id(owner) not in loaders:
-            loaders[id(owner)] = len(loaders) + 1, owner
-            name = "DataLoader" if options is None else "PreDataLoader"
-            applied = set(applied_changes(loader))
-            owner_of = getattr(iterator, "_owner", None)
-            if getattr(owner_of and owner_of(), "next_epoch", False):
+        if (name, id(owner)) not in loaders:
+            loaders[name, id(owner)] = len(loaders) + 1, owner
+            applied = set(applied_changes(source))
+            if getattr(ahead, "next_epoch", False):
                 applied.add("next_epoch")
-            row = {"kind": "loader", "name": name, **_loader_sizes(loader)}
+            row = {"kind": "loader", "name": name, **_loader_sizes(source)}
             self._write_line({**row, "applied": sorted(applied)})
-        return loaders[id(owner)][0]
+        return loaders[name, id(owner)][0]
 
     def _epoch_number(self, iterator: Any, is_over: bool) -> int:
         """Return the number of the current epoch of an iterator."""

@@ -5,14 +5,23 @@ from __future__ import annotations
 import itertools
 import statistics
 from collections import Counter
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
 from ..core.text import percent, plural, time_text
 from ..loader.stats import INPUT_BOUND
-from .record import END, STOP, WAIT, Event, Record, lane_order
+from .record import (
+    END,
+    FIRST_ITER,
+    ITER,
+    STOP,
+    WAIT,
+    Event,
+    Record,
+    lane_order,
+)
 
 #: The parts of a step in drawing order, with their descriptions.
 PARTS = {
@@ -21,10 +30,13 @@ PARTS = {
     "pack": "writing a batch into shared or pinned memory",
     "collate": "collate_fn",
     "fetch": "getting the samples from the dataset",
-    "wait": "waiting for a batch from a worker or thread",
+    "wait": "starting workers and waiting for a batch of a worker or thread",
 }
 #: Ranges that count as a part with another name. Unknown ranges count as compute.
-_PART_OF_RANGE = {"scatter": "copy", "send": "copy", "transform": "copy"}
+_PART_OF_RANGE = {
+    **dict.fromkeys(("scatter", "send", "transform"), "copy"),
+    **dict.fromkeys((ITER, FIRST_ITER), "wait"),
+}
 #: The parts in which the loop waits for its batch or makes it.
 INPUT = ("wait", "fetch", "collate")
 _LONGEST_SCRIPT_NAME = 48
@@ -41,17 +53,21 @@ class Segment(NamedTuple):
 class Step(NamedTuple):
     """The interval between two calls of ``next()``, divided into segments.
 
+    The first step of an epoch begins with the call of ``iter()``.
+
     Attributes:
         start: nanoseconds, as in the record.
         end: nanoseconds, as in the record.
         segments: in order, without gaps.
         is_first: the step is the first one of its epoch.
+        asked: the time of the call of ``next()``.
     """
 
     start: int
     end: int
     segments: tuple[Segment, ...]
     is_first: bool
+    asked: int
 
     @property
     def parts(self) -> dict[str, int]:
@@ -101,6 +117,9 @@ class Summary:
         loader: the number of the loader of the steps; 0 if no loader was recorded.
         others: the number and the batch count of every other loader.
         lane: the lane of the loop.
+        restarts: the number of steps after which the loop left its iterator for a new
+            one. They end at the next ``iter()``, and are left out unless they are a
+            third of all steps or more.
     """
 
     record: Record
@@ -110,6 +129,17 @@ class Summary:
     loader: int = 0
     others: tuple[tuple[int, int], ...] = ()
     lane: str = "loop"
+    restarts: int = 0
+
+    @cached_property
+    def begins(self) -> list[Event]:
+        """The calls of ``iter()`` of the loader within the window."""
+        return [
+            event
+            for kind in (ITER, FIRST_ITER)
+            for event in self._ended(kind, [self.lane])
+            if event.loader == self.loader
+        ]
 
     @cached_property
     def mean(self) -> dict[str, float]:
@@ -255,14 +285,14 @@ class Summary:
                 requests[event.start] = event
         found = []
         for step in self.steps:
-            wait = requests.get(step.start)
+            wait = requests.get(step.asked)
             if wait is None:
                 return None
             # Every epoch has a batch of this number: the latest one counts.
             ends = [end for end in ready.get(wait.batch, ()) if end <= wait.end]
             if not ends:
                 return None
-            found.append(max(0, max(ends) - step.start))
+            found.append(max(0, max(ends) - step.asked))
         return tuple(found)
 
     @property
@@ -301,24 +331,33 @@ def summarize(record: Record) -> Summary | None:
     counts = Counter((e.lane, e.loader) for e in marks if e.kind == WAIT and e.loader)
     if not counts:
         return _summarize_without_loader(record)
+    if len(counts) > max(counts.values()):  # the loop makes its loader anew
+        merged = tuple(e._replace(loader=min(e.loader, 1)) for e in record.events)
+        return summarize(replace(record, events=merged))
     # The first one, if several have the same count.
     (lane, loader), _ = max(counts.items(), key=lambda item: item[1])
     events = sorted(_lane_events(record, lane), key=lambda event: event.start)
-    steps: list[Step] = []
-    mixed: list[Step] = []
     own = [e for e in events if e.loader == loader and e.kind in (WAIT, END, STOP)]
+    begins = [e for e in events if e.loader == loader and e.kind in (ITER, FIRST_ITER)]
+    starts = _starts(own, begins)
+    steps: list[Step] = []
+    restarts: list[Step] = []
+    for i, (mark, following) in enumerate(itertools.pairwise(own)):
+        is_first = i == 0 or own[i - 1].epoch != mark.epoch
+        is_within = mark.epoch == following.epoch
+        if mark.kind == WAIT and (is_within or following.kind != END):
+            step = _step(events, starts[i], starts[i + 1], is_first, mark.start)
+            (steps if is_within else restarts).append(step)
+    restarts = restarts if 2 * len(restarts) >= len(steps) else []
+    steps = sorted(steps + restarts)
     other_starts = [e.start for e in events if e.loader not in (0, loader)]
-    firsts = {e.epoch: e for e in reversed(own)}
-    for mark, following in itertools.pairwise(own):
-        if mark.kind != WAIT or mark.epoch != following.epoch:
-            continue
-        is_first = firsts[mark.epoch] is mark
-        step = _step(events, mark.start, following.start, is_first)
-        is_mixed = any(mark.start <= other < following.start for other in other_starts)
-        (mixed if is_mixed else steps).append(step)
+    mixed = [s for s in steps if any(s.start <= t < s.end for t in other_starts)]
     interrupted = len(mixed)
-    if not steps:  # each step of the loop uses several loaders
-        steps, interrupted = mixed, 0
+    # Otherwise each step of the loop uses several loaders.
+    if interrupted < len(steps):
+        steps = [step for step in steps if step not in mixed]
+    else:
+        interrupted = 0
     if not steps:
         return None
     left_out = min(record.warmup, len(steps) - 1)
@@ -331,7 +370,18 @@ def summarize(record: Record) -> Summary | None:
         loader,
         tuple(sorted(others.items())),
         lane,
+        sum(step.start >= steps[left_out].start for step in restarts),
     )
+
+
+def _starts(marks: Sequence[Event], begins: Sequence[Event]) -> list[int]:
+    """Return the start of the step of each mark: a call of ``next()`` or ``iter()``."""
+    found, last = [], 0
+    for mark in marks:
+        called = [e.start for e in begins if last <= e.start and e.end <= mark.start]
+        found.append(max(called, default=mark.start))
+        last = mark.end
+    return found
 
 
 def _summarize_without_loader(record: Record) -> Summary | None:
@@ -346,7 +396,7 @@ def _summarize_without_loader(record: Record) -> Summary | None:
         return None
     marks = [event for event in ranges if event.kind == ranges[0].kind] + stops
     steps = [
-        _step(events, mark.start, following.start, False)
+        _step(events, mark.start, following.start, False, mark.start)
         for mark, following in itertools.pairwise(marks)
     ]
     if not steps:
@@ -355,11 +405,13 @@ def _summarize_without_loader(record: Record) -> Summary | None:
     return Summary(record, tuple(steps[left_out:]), left_out)
 
 
-def _step(events: Iterable[Event], start: int, end: int, is_first: bool) -> Step:
+def _step(
+    events: Iterable[Event], start: int, end: int, is_first: bool, asked: int
+) -> Step:
     """Return a step; the time between its events is compute."""
     inside = [e for e in events if e.start < end and e.end > start]
     found = cut(segments(inside), start, end)
-    return Step(start, end, tuple(fill_gaps(found, start, end)), is_first)
+    return Step(start, end, tuple(fill_gaps(found, start, end)), is_first, asked)
 
 
 def _lane_events(record: Record, lane: str) -> list[Event]:

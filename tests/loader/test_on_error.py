@@ -340,7 +340,7 @@ def expected_batches(
 
 
 def check_batches(found: list[list[int]], expected: list[list[int]]) -> None:
-    """Compare batches, of which -1 matches every number."""
+    """Compare batches with numbers; -1 matches every number."""
     assert len(found) == len(expected)
     for batch, numbers in zip(found, expected, strict=True):
         assert len(batch) == len(numbers)
@@ -348,7 +348,7 @@ def check_batches(found: list[list[int]], expected: list[list[int]]) -> None:
 
 
 def read(loader: Any, bad: set[int]) -> list[list[int]]:
-    """Return the batches of an epoch, of which none has a damaged number."""
+    """Return the batches of an epoch. Damaged numbers must not be in them."""
     found = []
     for batch in loader:
         numbers = [batch] if isinstance(batch, int) else batch.reshape(-1).tolist()

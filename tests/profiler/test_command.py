@@ -51,7 +51,7 @@ def _nothing_stays():
     yield
     assert VARIABLE not in os.environ
     methods = [getattr(cls, name) for cls, name in hooks.replaced_methods()]
-    assert len(methods) == 4
+    assert len(methods) == 6
     assert not [method for method in methods if hasattr(method, "__wrapped__")]
     assert "__setattr__" not in vars(LoaderIter)
     assert tracing.span("pyparallel.step") is tracing.span("pyparallel.wait")
@@ -217,6 +217,70 @@ def test_a_freed_dataset_is_not_the_next_one(tmp_path):
         for number in range(2, 6):  # CPython reuses the id of the freed list
             sum(1 for _ in TorchLoader([0] * number))
     assert len(seen(tmp_path).record.loaders) == 4
+
+
+KEEP_ITERATOR = "Make the iterator once: next(iter(loader)) starts the loader anew"
+KEEP_LOADER = "Make the loader once, before the loop"
+
+
+def restart(kind, make):
+    """Run 40 steps that begin an iterator each, unless ``kind`` follows the advice."""
+    loader, data = make(list(range(80))), list(range(80))
+    batches = iter(make(data) if kind == "one iterator" else ())
+    for _ in range(40):
+        if kind == "next(iter(loader))":
+            next(iter(loader))
+        elif kind == "break":
+            for _batch in loader:
+                break
+        elif kind == "two batches":
+            pair = iter(loader)
+            _ = next(pair), next(pair)
+        elif kind == "one batch":
+            next(iter(make(data[:2])))
+        elif kind == "new loader":
+            next(iter(make(data)))
+        elif kind == "new dataset":
+            next(iter(make(list(data))))
+        else:
+            next(batches)
+
+
+@pytest.mark.parametrize(
+    ("make", "workers"),
+    [
+        (TorchLoader, 0),
+        (DataLoader, 0),
+        (functools.partial(DataLoader, num_workers=1), 1),
+        (functools.partial(DataLoader, sample_seeds=True), 0),
+        (lambda *options: PreDataLoader(TorchLoader(*options)), 0),
+    ],
+    ids=["torch", "ours", "workers", "seeds", "PreDataLoader"],
+)
+@pytest.mark.parametrize(
+    ("kind", "title"),
+    [
+        ("next(iter(loader))", KEEP_ITERATOR),
+        ("break", KEEP_ITERATOR),
+        ("two batches", KEEP_ITERATOR),
+        ("one batch", KEEP_LOADER),
+        ("new loader", KEEP_LOADER),
+        ("new dataset", KEEP_LOADER),
+        ("one iterator", None),
+    ],
+)
+def test_a_loop_that_starts_its_loader_anew_is_told_so(
+    kind, title, make, workers, tmp_path
+):
+    steps = 6 if workers else 30
+    with pyparallel.profile(tmp_path, steps=steps, warmup=1):
+        restart(kind, lambda data: make(data, 2))
+    found = seen(tmp_path)
+    assert len(found.steps) == steps
+    titles = [advice.title for advice in advise(found)]
+    assert titles[0] == title if title else not {KEEP_ITERATOR, KEEP_LOADER} & {*titles}
+    if title is not None:
+        assert found.restarts >= steps // 3
 
 
 def test_a_block_that_fails_has_its_report(tmp_path):
