@@ -30,24 +30,31 @@ class _Local(threading.local):
     """The slab of this thread; other threads of the worker do not write into it."""
 
     slab: Slab | None = None
+    is_packed_later = False
 
 
 _local = _Local()
 
 
 @contextlib.contextmanager
-def allocate_from(slab: Slab | None) -> Iterator[None]:
-    """Let `empty` allocate from a slab in this thread, within the block."""
-    _local.slab = slab
+def allocate_from(slab: Slab | None, *, packs: bool = True) -> Iterator[None]:
+    """Let `empty` allocate from a slab in this thread, within the block.
+
+    Args:
+        slab: The slab. None: allocate ordinary memory.
+        packs: All results are packed into one shared memory after the block. If not,
+            and without a slab, each result needs shared memory of its own.
+    """
+    _local.slab, _local.is_packed_later = slab, packs or slab is not None
     try:
         yield
     finally:
-        _local.slab = None
+        _local.slab, _local.is_packed_later = None, False
 
 
 def is_packed_later() -> bool:
-    """Return True if all results of this thread end up in a slab."""
-    return _local.slab is not None
+    """Return True if all results of this thread end up in one shared memory."""
+    return _local.is_packed_later
 
 
 def in_worker() -> bool:
@@ -62,7 +69,8 @@ def empty(
 
     The memory depends on the process:
 
-    * worker of `pyparallel.DataLoader`: a slab of the ring;
+    * worker of `pyparallel.DataLoader`: a slab of the ring. Without a free slab,
+      ordinary memory, as the whole batch is packed into one shared memory later;
     * worker of torch's ``DataLoader``: shared memory, which the parent maps without a
       copy, as for the results of torch's ``default_collate``;
     * any other process: for large host tensors, recycled memory (`pyparallel.memory`).
@@ -73,7 +81,7 @@ def empty(
         result = _local.slab.empty(shape, dtype)
         # A result that does not fit into the slab is copied into other memory later.
         return backend.empty(shape, dtype) if result is None else result
-    if not in_worker():
+    if _local.is_packed_later or not in_worker():
         return backend.empty(shape, dtype)
     nbytes = math.prod(shape) * dtype.itemsize
     storage = new_shared(nbytes)

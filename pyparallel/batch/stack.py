@@ -150,6 +150,14 @@ def _allocate(
         if device.type != "cpu":  # torch has its own error for device memory
             raise
         nbytes = math.prod(plan.shape) * dtype.itemsize
+        if allocation.in_worker() and not allocation.is_packed_later():
+            raise BatchMemoryError(
+                f"{name(0)} and the samples stacked with it must fit into shared "
+                f"memory, where torch's DataLoader needs {nbytes} bytes and a file "
+                f"descriptor for them, but torch reports: {error}. Use "
+                "pyparallel.DataLoader, or increase the limit of open files (ulimit "
+                "-n) or the size of /dev/shm."
+            ) from error
         raise BatchMemoryError(
             f"{name(0)} and the samples stacked with it must fit into memory, but the "
             f"padded shape {plan.shape} of {dtype} takes {nbytes} bytes. Use a smaller "

@@ -74,9 +74,9 @@ class BatchReceiver:
         except OSError as error:
             warn_once(
                 "PP207",
-                "DataLoader: the memory of the ring could not be allocated: "
-                f"{error.strerror}. Every batch is allocated outside the ring, which "
-                "is slower. Increase the limit of open files (ulimit -n) or of memory.",
+                "DataLoader: the ring could not be allocated, because "
+                f"{memfd.limit_text(error)}. Every batch is allocated outside the "
+                "ring, which is slower.",
                 LoaderWarning,
             )
             return None
@@ -154,9 +154,8 @@ def _warn_about_miss(message: Message, ring: Ring) -> None:
         ),
         "unsupported": (
             "PP205",
-            "some tensors of a batch are not dense CPU tensors without gradient, so "
-            "torch sends them outside the ring, which is slower. Convert them in "
-            "collate_fn.",
+            "some tensors of a batch are sparse, nested or on a device, so torch sends "
+            "them outside the ring, which is slower. Convert them in collate_fn.",
         ),
     }
     code, text = texts[miss.reason]

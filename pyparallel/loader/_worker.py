@@ -29,6 +29,7 @@ from ..core.torch_private import (
     data_worker,
 )
 from ..core.tracing import span
+from ..shm import memfd
 from ..shm.ring import RingMemory, Slab
 from ..shm.serialization import RingMiss, SerializedBatch, move_out_of_ring, serialize
 from ._sample_reader import NO_SAMPLES
@@ -146,7 +147,8 @@ class WorkerCollate:
     def _serialize(self, samples: Any, slab: Slab | None) -> SerializedBatch:
         collate_start = _now()
         fetch_start, self._fetch_start = self._fetch_start or collate_start, None
-        with allocation.allocate_from(slab), PaddingCounter() as padding:
+        packs = memfd.is_supported()
+        with allocation.allocate_from(slab, packs=packs), PaddingCounter() as padding:
             batch = self.collate_fn(samples)
         pack_start = _now()
         with span("pyparallel.pack"):
@@ -190,7 +192,7 @@ class WorkerInit:
       exception that does not pickle would never arrive, and the parent would wait for
       ever. See `wrap_exception`.
     - ``default_collate`` of tensors: torch allocates shared memory for every tensor,
-      although part of the slab is reserved for it.
+      although the whole batch is written into one slab or one shared memory.
     - ``fetch`` of torch's fetchers: they call the dataset, so the time starts there.
     - ``create_fetcher``: errors of the dataset name the samples.
 
@@ -314,6 +316,9 @@ def _collate_tensors(
             if stacked is not None:
                 return stacked
             return stack.stack(batch, None, [0] * len(batch), "batch[{}]".format)
+    if allocation.is_packed_later() and not any(t.requires_grad for t in batch):
+        if all(t.layout is torch.strided and not t.is_nested for t in batch):
+            return torch.stack(tuple(batch))  # torch's function, without shared memory
     original: Any = data_collate.collate_tensor_fn
     collated: torch.Tensor = original(batch, collate_fn_map=collate_fn_map)
     return collated

@@ -45,10 +45,10 @@ class DataLoader(TorchLoader[_T_co], StatefulLoader):
     the last of them is freed. With ``pin_memory`` and CUDA, the slabs are pinned while
     workers exist, so copies to the device read the slab directly.
 
-    If no slab is free or large enough, the batch is allocated in other shared memory,
-    as in torch. Nothing waits. `stats` counts such a batch, and one warning names the
-    argument to change. torch sends tensors that are not dense CPU tensors. There is no
-    ring without workers, or on systems other than Linux.
+    If no slab is free or large enough, the batch is written into one new shared memory.
+    Nothing waits. `stats` counts such a batch, and one warning names the
+    argument to change. torch sends sparse and nested tensors and those of a device.
+    There is no ring without workers, or on systems other than Linux.
 
     With ``collate_fn=pyparallel.collate``, each batch is one chunk, also a smaller last
     batch: ``samples_per_gpu`` is the number of its samples. `MMDataParallel` with

@@ -9,8 +9,11 @@ error; without the reservation, the write would end the process with SIGBUS.
 
 from __future__ import annotations
 
+import errno
 import functools
 import os
+import re
+import resource
 import sys
 from multiprocessing import reduction
 from typing import Any, NamedTuple
@@ -21,7 +24,40 @@ import torch
 @functools.cache
 def is_supported() -> bool:
     """Return True if this system supports it, as Linux does."""
-    return sys.platform == "linux" and os.path.isdir("/proc/self/fd")
+    if sys.platform != "linux" or not os.path.isdir("/proc/self/fd"):
+        return False
+    try:
+        os.close(os.memfd_create("pyparallel", os.MFD_CLOEXEC))
+    except OSError as error:  # of a sandbox, or of an old kernel
+        return error.errno not in (errno.ENOSYS, errno.EPERM, errno.EACCES)
+    return True
+
+
+def limit_text(error: OSError) -> str:
+    """Return the limit that an error of this module has met, and how to raise it."""
+    if error.errno == errno.EMFILE:
+        files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        return (
+            f"the process has reached its limit of {files} open files. Increase it "
+            "(ulimit -n)"
+        )
+    if error.errno == errno.ENFILE:
+        return (
+            "the system has reached its limit of open files. Increase it (sysctl "
+            "fs.file-max)"
+        )
+    if error.errno == errno.EFBIG:
+        nbytes, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
+        return (
+            f"the size of a file is limited to {nbytes} bytes. Increase the limit "
+            "(ulimit -f)"
+        )
+    if error.errno in (errno.ENOMEM, errno.ENOSPC):
+        return (
+            f"the system has no memory left ({error.strerror}). Increase the memory of "
+            "the machine or its control group, or use smaller batches"
+        )
+    return f"the system reports: {error.strerror}. Allow memfd_create"
 
 
 def create(nbytes: int) -> int:
@@ -56,8 +92,18 @@ def attach(fd: int, nbytes: int) -> torch.Tensor:
 
     The caller may close the descriptor: torch opens its own, maps the memory and closes
     it. The mapping ends with the tensor's storage.
+
+    Raises:
+        OSError: no file descriptor or no memory is left.
     """
-    storage = torch.UntypedStorage.from_file(f"/proc/self/fd/{fd}", True, nbytes)
+    try:
+        storage = torch.UntypedStorage.from_file(f"/proc/self/fd/{fd}", True, nbytes)
+    except RuntimeError as error:
+        found = re.search(r"\((\d+)\)$", str(error).splitlines()[0])
+        if found is None:
+            raise
+        number = int(found[1])
+        raise OSError(number, os.strerror(number)) from error
     result: Any = torch.empty(0, dtype=torch.uint8, device="cpu")
     return result.set_(storage)  # type: ignore[no-any-return]  # not in torch's stubs
 

@@ -14,7 +14,7 @@ import io
 import math
 import pickle
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from multiprocessing.reduction import ForkingPickler
 from typing import Any, NamedTuple
 
@@ -65,7 +65,8 @@ class Message(NamedTuple):
         permuted: the order of dimensions in memory, by number, of leaves that are not
             row-major.
         buffers: the numbers of leaves that are buffers of NumPy arrays.
-        unsupported: pickled tensors and storages that torch sends.
+        unsupported: pickled tensors and storages that torch sends: those of a device,
+            sparse and nested ones.
         miss: the reason why the batch is not in the ring, or None.
         timings: measurements of the worker, which the loader adds.
     """
@@ -141,8 +142,20 @@ class ReceivedBatch:
         def tensor(number: int) -> Any:
             return leaves[number] if number >= 0 else unsupported[-1 - number]
 
+        def storage(number: int, dtype: torch.dtype | None) -> Any:
+            found = tensor(number)
+            if isinstance(found, torch.Tensor):
+                flat = found.untyped_storage()
+                if flat.nbytes() != found.nbytes:  # it has the bytes of others, too
+                    flat = found.clone().untyped_storage()
+                found = flat
+            if dtype is None:
+                return found
+            return torch.TypedStorage(wrap_storage=found, dtype=dtype, _internal=True)
+
         self._bytes = _no_bytes()  # the views keep the slab alive
-        return _Unpickler(message.body, tensor, buffers).load()
+        names = {"tensor_placeholder": tensor, "storage_placeholder": storage}
+        return _Unpickler(message.body, names, buffers).load()
 
 
 def _no_bytes() -> torch.Tensor:
@@ -150,19 +163,30 @@ def _no_bytes() -> torch.Tensor:
 
 
 class _Unpickler(pickle.Unpickler):
-    """Unpickle a batch and replace the numbers by tensors."""
+    """Unpickle a batch and replace the numbers by tensors.
+
+    Args:
+        body: The pickle.
+        names: The functions to call in place of those of this module.
+        buffers: The buffers of arrays.
+    """
 
     def __init__(
-        self, body: bytes, tensors: Callable[[int], Any], buffers: Sequence[Any]
+        self, body: bytes, names: Mapping[str, Any], buffers: Sequence[Any]
     ) -> None:
         super().__init__(io.BytesIO(body), buffers=buffers)
-        self._tensors = tensors
+        self._names = names
 
     def find_class(self, module: str, name: str) -> Any:
         """Return the object of this name, or the lookup of tensors."""
-        if name == "tensor_placeholder" and module == __name__:
-            return self._tensors
+        if module == __name__ and name in self._names:
+            return self._names[name]
         return super().find_class(module, name)
+
+
+def storage_placeholder(number: int, dtype: torch.dtype | None) -> Any:
+    """Represent a storage in a pickle; ``dtype`` is None if it is untyped."""
+    return tensor_placeholder(number)
 
 
 def tensor_placeholder(number: int) -> Any:
@@ -204,9 +228,10 @@ class _LeafCollector:
         self.unsupported: list[Any] = []  # numbers -1, -2, ...
         self.permuted: dict[int, tuple[int, ...]] = {}
         self.buffers: list[int] = []
+        self._storages: dict[int, int] = {}  # numbers by address of torch's object
 
-    def add_tensor(self, tensor: torch.Tensor) -> int:
-        """Add a tensor and return its number."""
+    def add_tensor(self, tensor: torch.Tensor) -> int | None:
+        """Add a tensor and return its number, None to pickle it with its storage."""
         if (
             self.trust
             and type(tensor) is torch.Tensor
@@ -219,7 +244,7 @@ class _LeafCollector:
             return len(self.packed) - 1
         return self._add_checked(tensor)
 
-    def _add_checked(self, tensor: torch.Tensor) -> int:
+    def _add_checked(self, tensor: torch.Tensor) -> int | None:
         if tensor.requires_grad and not tensor.is_leaf:
             raise BatchValueError(
                 "DataLoader: a tensor of a batch must be detached, because an autograd "
@@ -235,7 +260,7 @@ class _LeafCollector:
             and to_device.can_pack(tensor)
             and tensor.nbytes <= tensor.untyped_storage().nbytes()  # not expanded
         ):
-            return self.add_unsupported(tensor)
+            return None if self._has_bytes(tensor) else self.add_unsupported(tensor)
         if not tensor.is_contiguous():
             order = sorted(range(tensor.dim()), key=tensor.stride, reverse=True)
             permuted = tensor.permute(order)
@@ -244,6 +269,22 @@ class _LeafCollector:
                 tensor = permuted
         self.packed.append(tensor)
         return len(self.packed) - 1
+
+    def _has_bytes(self, tensor: torch.Tensor) -> bool:
+        """Return True if all memory of a tensor is in storages of the host."""
+        is_strided = tensor.layout is torch.strided and not tensor.is_nested
+        return self.can_pack and is_strided and tensor.device.type in ("cpu", "meta")
+
+    def add_storage(self, storage: torch.UntypedStorage) -> int:
+        """Add the bytes of a storage, and return its number."""
+        if not self.can_pack or storage.device.type != "cpu":
+            return self.add_unsupported(storage)
+        # Tensors that share a storage share it after they have arrived.
+        if storage._cdata not in self._storages:
+            flat: Any = torch.empty(0, dtype=torch.uint8, device="cpu")
+            self._storages[storage._cdata] = len(self.packed)
+            self.packed.append(flat.set_(storage))
+        return self._storages[storage._cdata]
 
     def add_unsupported(self, value: Any) -> int:
         """Add a tensor or storage that torch sends, and return its number."""
@@ -270,9 +311,16 @@ class _Pickler(ForkingPickler):
     def reducer_override(self, value: Any) -> Any:
         """Return how to pickle an object that is not of a builtin type."""
         if isinstance(value, torch.Tensor):
-            return tensor_placeholder, (self._leaves.add_tensor(value),)
-        if isinstance(value, torch.UntypedStorage | torch.TypedStorage):
-            return tensor_placeholder, (self._leaves.add_unsupported(value),)
+            number = self._leaves.add_tensor(value)
+            # torch's queue would put each storage into a file of its own.
+            if number is None:
+                return value.__reduce_ex__(5)
+            return tensor_placeholder, (number,)
+        if isinstance(value, torch.TypedStorage):
+            number = self._leaves.add_storage(value._untyped_storage)
+            return storage_placeholder, (number, value.dtype)
+        if isinstance(value, torch.UntypedStorage):
+            return storage_placeholder, (self._leaves.add_storage(value), None)
         numpy = sys.modules.get("numpy")
         if numpy is not None and type(value) in (numpy.ndarray, numpy.memmap):
             if not value.flags.writeable:  # the receiver gets a writable copy
@@ -437,7 +485,6 @@ def _new_shared_buffer(nbytes: int) -> memfd.SharedBuffer:
         return memfd.SharedBuffer(nbytes)
     except OSError as error:
         raise RuntimeError(
-            f"DataLoader: a batch needs {nbytes} bytes of shared memory, but the "
-            f"system reports {error.strerror!r}. Raise the limit of open files "
-            "(ulimit -n) or of memory, or reduce the batch size."
+            f"DataLoader: a batch must get {nbytes} bytes of shared memory, but "
+            f"{memfd.limit_text(error)}."
         ) from error

@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
+import resource
 import time
 from collections import defaultdict
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import samples
 import torch
-from loader_sets import Making, Scene, Tagged, messages, only, same
+from loader_sets import (
+    Making,
+    Scene,
+    Tagged,
+    as_list,
+    messages,
+    num_fds,
+    only,
+    same,
+)
 from torch.nn.utils.rnn import pack_sequence
 from torch.utils._pytree import tree_leaves
 from torch.utils.data import DataLoader as TorchLoader
@@ -76,6 +87,11 @@ OWN: dict[str, Callable[[int], Any]] = {
     "Fortran": lambda i: np.asfortranarray(np.arange(5000.0).reshape(50, 100) + i),
     "scalars": lambda i: [np.float32(i), np.int64(i), np.array(i)],
     "text": lambda i: [np.array(["a", "bc"]), np.array([b"d"])],
+    "leaf": lambda i: [leaf(i), torch.ones(2)],
+    "parameter": lambda i: {"p": torch.nn.Parameter(torch.ones(i + 1)), "t": leaf(i)},
+    "expanded": lambda i: torch.ones(1, 3).expand(4, 3),
+    "subclass": lambda i: torch.ones(3).as_subclass(Tagged),
+    "storage": lambda i: torch.arange(5.0).untyped_storage(),
 }
 #: Batches without any tensor.
 NONE: dict[str, Callable[[int], Any]] = {
@@ -86,13 +102,8 @@ NONE: dict[str, Callable[[int], Any]] = {
 }
 #: What crosses as torch sends it.
 FOREIGN: dict[str, Callable[[int], Any]] = {
-    "leaf": lambda i: [leaf(i), torch.ones(2)],
-    "parameter": lambda i: {"p": torch.nn.Parameter(torch.ones(i + 1)), "t": leaf(i)},
-    "expanded": lambda i: torch.ones(1, 3).expand(4, 3),
     "sparse": lambda i: [sparse(i), torch.ones(3)],
     "csr": lambda i: torch.eye(3).to_sparse_csr(),
-    "subclass": lambda i: torch.ones(3).as_subclass(Tagged),
-    "storage": lambda i: torch.arange(5.0).untyped_storage(),
 }
 ALL = OWN | NONE | FOREIGN
 
@@ -113,6 +124,7 @@ def test_a_batch_arrives_as_with_torch(name: str) -> None:
     made = [ALL[name](i) for i in range(2)]
     if name == "storage":
         assert storages(ours) == storages(made)
+        assert loader.stats().ring_hits == 2
         return
     assert same(ours, made)
     if name in ("permuted", "channels_last"):
@@ -125,6 +137,53 @@ def test_a_batch_arrives_as_with_torch(name: str) -> None:
     has_bytes = name in OWN and name not in ("empty", "arrays", "scalars", "text")
     if name != "arrays":
         assert (stats.ring_hits, stats.ring_misses) == (2 * has_bytes, missed)
+
+
+def many(i: int) -> dict[str, Any]:
+    return {str(n): torch.full((2, 3), float(i)) for n in range(40)} | {"array": [i]}
+
+
+def subclasses(i: int) -> list[torch.Tensor]:
+    return [torch.ones(n).as_subclass(Tagged) for n in range(1, 40)]
+
+
+COLLATE: dict[str, Any] = {
+    "default": (many, torch.utils.data.default_collate),
+    "collate": (many, pyparallel.collate),
+    "rules": (many, pyparallel.Collate()),
+    "a function": (many, as_list),
+    "subclasses": (subclasses, torch.utils.data.default_collate),
+    "subclasses in a list": (subclasses, as_list),
+    "gradients": (lambda i: [leaf(i) for _ in range(40)], as_list),
+}
+
+
+@pytest.mark.filterwarnings("ignore:.PP201")
+@pytest.mark.parametrize("slabs", [0, 1])
+@pytest.mark.parametrize("name", COLLATE)
+def test_a_batch_outside_the_ring_needs_one_descriptor_and_no_file(
+    name: str, slabs: int
+) -> None:
+    make, collate_fn = COLLATE[name]
+
+    def limit(worker: int) -> None:
+        # Room for the queue's own, but not for 40 tensors.
+        files = num_fds() + 20
+        resource.setrlimit(resource.RLIMIT_NOFILE, (files, files))
+
+    options: Any = {"collate_fn": collate_fn, "worker_init_fn": limit}
+    data = Making(make, 40)
+    loader = pyparallel.DataLoader(data, 2, num_workers=1, ring_slabs=slabs, **options)
+    counts, kept = [], []
+    for batch in loader:
+        kept = [*kept[-1:], batch]
+        maps = Path("/proc/self/maps").read_text(encoding="utf-8")
+        assert "/torch_" not in maps  # a name in /dev/shm, also of deleted files
+        counts.append(num_fds())
+    assert loader.stats().ring_misses >= 5
+    assert max(counts[5:]) <= max(counts[:5]) + 1
+    expected = collate_fn([make(i) for i in (38, 39)])
+    assert same(kept[-1], expected)
 
 
 @pytest.mark.parametrize("numel", [3, 5000])
@@ -154,12 +213,12 @@ def test_a_tensor_with_a_graph_is_refused() -> None:
 @pytest.mark.filterwarnings("default:.PP205. DataLoader. some tensors of a batch")
 def test_foreign_tensors_are_counted_and_explained_once() -> None:
     _warned.clear()
-    loader = pyparallel.DataLoader(Making(leaf, 3), num_workers=1, collate_fn=only)
+    loader = pyparallel.DataLoader(Making(sparse, 3), num_workers=1, collate_fn=only)
     with pytest.warns(pyparallel.LoaderWarning) as caught:
-        assert all(batch.requires_grad for batch in loader)
+        assert all(batch.is_sparse for batch in loader)
     assert messages(caught) == [
-        "[PP205] DataLoader: some tensors of a batch are not dense CPU tensors without "
-        "gradient, so torch sends them outside the ring, which is slower. Convert them "
+        "[PP205] DataLoader: some tensors of a batch are sparse, nested or on a "
+        "device, so torch sends them outside the ring, which is slower. Convert them "
         "in collate_fn."
     ]
     assert (loader.stats().ring_hits, loader.stats().ring_misses) == (0, 3)

@@ -162,9 +162,10 @@ def test_an_iterator_without_a_ring_continues_next_to_one_with_a_ring(
             ring = loader._receiver.ring_for(1, 2)
     assert ring is None
     assert messages(caught) == [
-        "[PP207] DataLoader: the memory of the ring could not be allocated: Cannot "
-        "allocate memory. Every batch is allocated outside the ring, which is slower. "
-        "Increase the limit of open files (ulimit -n) or of memory."
+        "[PP207] DataLoader: the ring could not be allocated, because the system has "
+        "no memory left (Cannot allocate memory). Increase the memory of the machine "
+        "or its control group, or use smaller batches. Every batch is allocated "
+        "outside the ring, which is slower."
     ]
     with monkeypatch.context() as patch:
         patch.setattr(type(loader._receiver), "ring_for", lambda *_: None)

@@ -247,7 +247,8 @@ def test_a_forked_child_neither_waits_nor_unlocks() -> None:
 PINNED: dict[str, tuple[Any, bool]] = {
     "tensor": (torch.ones(3), False),
     "nested": ({"a": [torch.ones(3), "text", None]}, False),
-    "leaf": ([torch.ones(3), torch.ones(2, requires_grad=True)], True),
+    "leaf": ([torch.ones(3), torch.ones(2, requires_grad=True)], False),
+    "sparse": ([torch.ones(3), torch.eye(2).to_sparse()], True),
     "array": ([torch.ones(3), torch.ones(5000).numpy()], True),
 }
 

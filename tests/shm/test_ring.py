@@ -6,6 +6,7 @@ import ctypes
 import errno
 import gc
 import os
+import resource
 import subprocess
 import sys
 import threading
@@ -148,15 +149,51 @@ def test_a_batch_is_too_large_for_a_slab_that_other_memory_was_taken_of() -> Non
     assert worker.make([torch.ones(200_000)]).message.miss is None
 
 
-def test_without_any_memory_the_error_names_the_fix(monkeypatch: Any) -> None:
+FILES, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+NBYTES, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
+#: The call that fails, its error, and the limit that it has met.
+LIMITS = [
+    (
+        *("posix_fallocate", errno.ENOSPC),
+        "the system has no memory left (No space left on device). Increase the memory "
+        "of the machine or its control group, or use smaller batches.",
+    ),
+    (
+        *("memfd_create", errno.EMFILE),
+        f"the process has reached its limit of {FILES} open files. Increase it (ulimit "
+        "-n).",
+    ),
+    (
+        *("memfd_create", errno.ENFILE),
+        "the system has reached its limit of open files. Increase it (sysctl "
+        "fs.file-max).",
+    ),
+    (
+        *("ftruncate", errno.EFBIG),
+        f"the size of a file is limited to {NBYTES} bytes. Increase the limit (ulimit "
+        "-f).",
+    ),
+    (
+        *("memfd_create", errno.EPERM),
+        "the system reports: Operation not permitted. Allow memfd_create.",
+    ),
+]
+
+
+@pytest.mark.parametrize(("call", "number", "limit"), LIMITS)
+def test_without_any_memory_the_error_names_the_fix(
+    monkeypatch: Any, call: str, number: int, limit: str
+) -> None:
+    def refuse(*_: Any) -> None:
+        raise OSError(number, os.strerror(number))
+
     ring = Ring(2, 1 << 20)
-    monkeypatch.setattr(os, "posix_fallocate", full)
+    monkeypatch.setattr(os, "posix_fallocate", refuse)  # also in the ring
+    monkeypatch.setattr(os, call, refuse)
     with pytest.raises(RuntimeError) as caught:
         Worker(ring, torch.stack).make([torch.ones(16)])
     assert str(caught.value) == (
-        "DataLoader: a batch needs 64 bytes of shared memory, but the system reports "
-        "'No space left on device'. Raise the limit of open files (ulimit -n) or of "
-        "memory, or reduce the batch size."
+        f"DataLoader: a batch must get 64 bytes of shared memory, but {limit}"
     )
     del caught
     assert ring.holders() == [FREE, FREE]
