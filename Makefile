@@ -109,7 +109,8 @@ $(VPEER)/.others: Makefile
 	test -x $(VPEER)/bin/python || $(PYTHON) -m venv $(VPEER)
 	$(VPEER)/bin/python $(PIP) $(TOOLS)
 	$(VPEER)/bin/python $(PIP) $(TORCH_PIP) "$(TORCH)" numpy mmengine==0.10.7 torchdata==0.11.0 \
-		"accelerate>=1.2,<2" "lightning>=2.4,<3" "transformers>=5,<6"
+		"accelerate>=1.2,<2" "lightning>=2.4,<3" "transformers>=5,<6" \
+		"albumentations>=2,<3" "monai>=1.4,<2"
 	$(VPEER)/bin/python $(PIP) --no-build-isolation mmcv==1.7.2
 # Both require an OpenCV that needs display libraries; the headless one is sufficient.
 	$(VPEER)/bin/python -m pip uninstall -q -y opencv-python
@@ -251,7 +252,7 @@ lint-cpp: $(V)/.deps
 
 # ------------------------------------------------------------- beside the peers
 # Both environments use the extension in the tree: they have the same torch and Python.
-peers: $(VPEER)/.deps $(V)/.built ## an environment with mmcv 1.7.2, mmengine, torchdata, accelerate, Lightning, transformers and the benchmark's packages
+peers: $(VPEER)/.deps $(V)/.built ## an environment with mmcv 1.7.2, mmengine, torchdata, accelerate, Lightning, transformers, albumentations, MONAI and the benchmark's packages
 
 test-peers: peers ## the comparison with mmcv, mmengine and torchdata, the benchmark; a skipped test fails
 	PYPARALLEL_BACKEND=native PYPARALLEL_NO_SKIP=1 \

@@ -91,8 +91,9 @@ def seen_epochs(loader: Any) -> dict[str, int]:
 def saved_arguments(loader: Any) -> dict[str, Any]:
     """Return the arguments of a loader that its state depends on."""
     style = "iterable" if isinstance(loader.dataset, IterableDataset) else "map-style"
-    names = ("batch_size", "drop_last", "num_workers", "sample_seeds")
-    return {"dataset": style, **{name: getattr(loader, name) for name in names}}
+    names = ("batch_size", "drop_last", "num_workers")
+    found = {"dataset": style, **{name: getattr(loader, name) for name in names}}
+    return {**found, "sample_seeds": loader.sample_seeds is not False}
 
 
 def state_between_epochs(
@@ -158,7 +159,7 @@ def sample_numbers(loader: Any, known: dict[str, int] | None) -> dict[str, int] 
         known: The numbers of a loaded state or after the last epoch, if any.
     """
     replaces = loader.on_error != "raise" and _is_map_style(loader.dataset)
-    if not (loader.sample_seeds or replaces):
+    if loader.sample_seeds is False and not replaces:
         return None
     generator = loader.generator or torch.default_generator
     return known or {"seed": generator.initial_seed(), "epoch": 0}

@@ -58,7 +58,8 @@ class Progress:
         errors: The samples of the epoch that raised an error, see ``on_error``.
         num_left_out: The number of batches that this iterator has left out.
         policy: Reads samples if ``on_error`` is not ``"raise"``, else None.
-        seeds_samples: Whether each sample has its own random states.
+        seeds_samples: Whether each sample has its own random states, or the function
+            that gets its seed.
         base_seed: The base seed of the workers.
         finished: The epoch has ended.
         failed: A batch of the epoch raised an exception.
@@ -88,7 +89,7 @@ class Progress:
         if state["epoch"] is None:  # the user may have called set_epoch() since
             state["epochs"] = find_epochs(self._parts)
         self.samples: dict[str, int] | None = state["samples"]
-        self.seeds_samples: bool = loader.sample_seeds
+        self.seeds_samples: Any = loader.sample_seeds
         self.policy = ErrorPolicy(loader) if loader.on_error != "raise" else None
         self._max_errors: int = loader.max_errors
         self.errors = [SampleError(*error) for error in state["errors"]]

@@ -194,6 +194,11 @@ def seed_all(key: bytes) -> None:
         numpy.seed(int.from_bytes(key[16:20], "little"))
 
 
+def own_seed(key: bytes) -> int:
+    """Return the seed of a key for generators of the user, below ``2**32``."""
+    return int.from_bytes(key[20:24], "little")
+
+
 def _is_mt19937(numpy: Any) -> bool:
     """Return True if NumPy's global generator can be seeded again."""
     return bool(type(numpy.mtrand._rand._bit_generator).__name__ == "MT19937")

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 from ._random_state import (
     SampleTask,
+    own_seed,
     raw_states,
     restore_raw,
     sample_key,
@@ -40,7 +41,8 @@ class SampleReader:
 
     Args:
         dataset: The user's dataset.
-        seeds: Seed the random states before each sample.
+        seeds: Seed the random states before each sample. A function is called after
+            that, with a seed of the sample.
         policy: Handles errors of samples. None: they are raised.
         saves: Save the random states before each batch, for `restore`.
 
@@ -49,10 +51,16 @@ class SampleReader:
     """
 
     def __init__(
-        self, dataset: Any, *, seeds: bool, policy: ReadPolicy | None, saves: bool
+        self,
+        dataset: Any,
+        *,
+        seeds: bool | Callable[[int], Any],
+        policy: ReadPolicy | None,
+        saves: bool,
     ) -> None:
         self.dataset = dataset
-        self._seeds, self._policy, self._saves = seeds, policy, saves
+        self._seeds, self._policy, self._saves = seeds is not False, policy, saves
+        self._set_seed = seeds if callable(seeds) else None
         self._saved: Any = None  # the random states before a batch
 
     def __repr__(self) -> str:
@@ -85,7 +93,10 @@ class SampleReader:
 
     def _read_one(self, task: SampleTask, index: Any) -> Any:
         if self._seeds:
-            seed_all(sample_key(task.seed, task.epoch, "sample", index))
+            key = sample_key(task.seed, task.epoch, "sample", index)
+            seed_all(key)
+            if self._set_seed is not None:
+                self._set_seed(own_seed(key))
         return self.dataset[index]
 
     def restore(self) -> None:

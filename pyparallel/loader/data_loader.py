@@ -73,7 +73,9 @@ class DataLoader(TorchLoader[_T_co], StatefulLoader):
             the available memory.
         sample_seeds: Set the random states of torch (CPU), ``random`` and NumPy before
             each sample of a map-style dataset, from a seed, the number of the epoch and
-            the index of the sample. See ``docs/resume.md``.
+            the index of the sample. A function is called as well, with a seed of the
+            sample below ``2**32``, for transforms with generators of their own. See
+            ``docs/resume.md``.
         on_error: The treatment of an exception that a sample raises. ``"raise"``:
             raise it. ``"skip"``: leave the sample out of its batch. ``"replace"``: put
             another sample of the dataset in its place, if it has integer indices and a
@@ -88,9 +90,10 @@ class DataLoader(TorchLoader[_T_co], StatefulLoader):
 
     Raises:
         TypeError: ``ring_slabs``, ``max_ring_bytes`` or ``snapshot_every_n_steps`` is
-            not an integer, ``sample_seeds`` or ``replay_dataset`` is not a bool,
-            ``sample_seeds`` is True with an iterable dataset, ``replay_dataset`` with
-            another one, or ``multiprocessing_context`` starts threads.
+            not an integer, ``sample_seeds`` is no bool or function,
+            ``replay_dataset`` is not a bool, ``sample_seeds`` is set with an iterable
+            dataset, ``replay_dataset`` with another one, or
+            ``multiprocessing_context`` starts threads.
         ValueError: A number is negative, a sampler of this package is for another
             number of samples, or torch's ``DataLoader`` raises it.
 
@@ -135,7 +138,7 @@ class DataLoader(TorchLoader[_T_co], StatefulLoader):
         in_order: bool = True,
         ring_slabs: int | None = None,
         max_ring_bytes: int | None = None,
-        sample_seeds: bool = False,
+        sample_seeds: bool | Callable[[int], Any] = False,
         on_error: Literal["raise", "skip", "replace"] = "raise",
         max_errors: int = 100,
         replay_dataset: bool = False,
@@ -148,9 +151,10 @@ class DataLoader(TorchLoader[_T_co], StatefulLoader):
         ):
             if value is not None:
                 check_int(value, 0, f"DataLoader: {name}", "None or an integer")
-        _check_bool("sample_seeds", sample_seeds)
+        if not callable(sample_seeds):
+            _check_bool("sample_seeds", sample_seeds, "True, False or a function")
         _check_bool("replay_dataset", replay_dataset)
-        if sample_seeds:
+        if sample_seeds is not False:
             _random_state.check_sample_seeds(dataset)
         check_collate_fn(collate_fn)
         if replay_dataset and not isinstance(dataset, IterableDataset):
@@ -351,11 +355,10 @@ _DEFAULTS = {
 }
 
 
-def _check_bool(name: str, value: Any) -> None:
+def _check_bool(name: str, value: Any, rule: str = "True or False") -> None:
     if not isinstance(value, bool):
         raise BatchTypeError(
-            f"DataLoader: {name} must be True or False, but is {value!r} "
-            f"({type_name(value)})."
+            f"DataLoader: {name} must be {rule}, but is {value!r} ({type_name(value)})."
         )
 
 

@@ -267,7 +267,7 @@ def _track_dataset(iterator: Any, dataset: Any) -> Any:
             dataset,
             seeds=seeds,
             policy=progress.policy,
-            saves=seeds and not iterator._has_workers,
+            saves=seeds is not False and not iterator._has_workers,
         )
     elif isinstance(dataset, IterableDataset) and tracker is not None:
         read_as = TrackedDataset(tracker)

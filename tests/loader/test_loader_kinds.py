@@ -139,8 +139,8 @@ def test_a_batch_arrives_as_with_torch(name: str) -> None:
         assert (stats.ring_hits, stats.ring_misses) == (2 * has_bytes, missed)
 
 
-def many(i: int) -> dict[str, Any]:
-    return {str(n): torch.full((2, 3), float(i)) for n in range(40)} | {"array": [i]}
+def many(i: int) -> dict[str, torch.Tensor]:
+    return {str(n): torch.full((100, 100), float(i)) for n in range(40)}
 
 
 def subclasses(i: int) -> list[torch.Tensor]:

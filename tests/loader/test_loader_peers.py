@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 import resumed
 import torch.distributed
@@ -169,3 +171,56 @@ def test_lightning_keeps_the_arguments_of_a_loader(fabric: Fabric) -> None:
     assert type(copy) is DataLoader and copy.sampler is sampler
     names = [name for name in dir(loader) if name in options or name == "on_error"]
     assert [getattr(copy, it) for it in names] == [getattr(loader, it) for it in names]
+
+
+class Augmented:
+    """Samples whose transform draws random numbers."""
+
+    def __init__(self, transform: Any) -> None:
+        self.transform = transform
+
+    def __len__(self) -> int:
+        return 6
+
+    def __getitem__(self, index: int) -> Any:
+        image = np.full((8, 8, 3), index / 10, np.float32)
+        return np.asarray(self.transform(image))
+
+
+def noise(library: str) -> tuple[Any, Any]:
+    """Return a transform, and the method of its ``Compose`` that the page prints."""
+    if library == "albumentations":
+        albumentations = pytest.importorskip(library)
+        noise = albumentations.GaussNoise(std_range=(0.1, 0.2), p=1)
+        compose: Any = albumentations.Compose([noise])
+
+        def transform(image: Any) -> Any:
+            return compose(image=image)["image"]
+
+        return transform, compose.set_random_seed
+    transforms = pytest.importorskip("monai.transforms")
+    compose = transforms.Compose([transforms.RandGaussianNoise(prob=1)])
+    return compose, compose.set_random_state
+
+
+@pytest.mark.parametrize("library", ["albumentations", "monai"])
+def test_transforms_with_generators_of_their_own_are_seeded(library: str) -> None:
+    def make(num_workers: int) -> DataLoader[Any]:
+        transform, method = noise(library)
+        torch.manual_seed(0)
+        return DataLoader(
+            Augmented(transform), 2, num_workers=num_workers, sample_seeds=method
+        )
+
+    def read(loader: DataLoader[Any]) -> list[Any]:
+        return [batch.tolist() for batch in loader]
+
+    expected = read(make(0))
+    samples = [sample for batch in expected for sample in batch]
+    assert all(a != b for a, b in itertools.pairwise(samples))
+    assert read(make(0)) == read(make(2)) == expected
+    batches = iter(begun := make(2))
+    assert next(batches).tolist() == expected[0]
+    resumed_loader = make(0)
+    resumed_loader.load_state_dict(begun.state_dict())
+    assert read(resumed_loader) == expected[1:]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.abc
 import importlib.util
+import json
 import marshal
 import random
 import sys
@@ -46,6 +47,58 @@ SERVED = {"num_workers": 2, "multiprocessing_context": "forkserver"}
 def case(**options: Any) -> Case:
     seeds = {"sample_seeds": True, "collate_fn": mixed}
     return Case("shuffle", 11, 3, Augmented(11), {**seeds, **options}, epochs=2)
+
+
+class Transform:
+    """A transform with a generator of its own, as those of albumentations and MONAI."""
+
+    def __init__(self) -> None:
+        self.generator = random.Random(0)
+
+    def set_seed(self, seed: int) -> None:
+        assert type(seed) is int and 0 <= seed < 2**32
+        self.generator.seed(seed)
+
+    def __len__(self) -> int:
+        return 0  # a loader must not ask for its truth
+
+
+class Transformed(Augmented):
+    """The samples, after the transform."""
+
+    def __init__(self, length: int) -> None:
+        super().__init__(length)
+        self.transform = Transform()
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        own = torch.tensor([self.transform.generator.random()], dtype=torch.float64)
+        return torch.cat([super().__getitem__(index), own])
+
+
+@pytest.mark.parametrize("options", [{}, {"num_workers": 2}, SERVED], ids=str)
+def test_a_function_seeds_generators_of_the_dataset(options: dict[str, Any]) -> None:
+    def make(**others: Any) -> DataLoader[Any]:
+        dataset = Transformed(9)
+        generator = torch.Generator().manual_seed(3)
+        seeds = dataset.transform.set_seed
+        return DataLoader(
+            dataset, 2, True, generator=generator, sample_seeds=seeds, **others
+        )
+
+    def read(loader: DataLoader[Any]) -> list[list[list[float]]]:
+        return [batch.tolist() for batch in loader]
+
+    whole = make()
+    expected = [read(whole) for _ in range(2)]
+    drawn = [row[-1] for epoch in expected for batch in epoch for row in batch]
+    assert len({*drawn}) == 18
+    loader = make(**options)
+    assert [read(loader) for _ in range(2)] == expected
+    batches = iter(begun := make())
+    assert [next(batches).tolist() for _ in range(2)] == expected[0][:2]
+    resumed_loader = make(**options)
+    resumed_loader.load_state_dict(json.loads(json.dumps(begun.state_dict())))
+    assert read(resumed_loader) == expected[0][2:]
 
 
 @pytest.mark.slow
@@ -137,7 +190,10 @@ REFUSED: dict[str, tuple[Any, Any]] = {
     "DataLoader: with sample_seeds=True dataset must be map-style, so that each sample "
     "has an index, but is iterable (resumed.Uneven). Draw from a generator that the "
     "dataset keeps in its state_dict.": (resumed.Uneven((3,)), True),
-    "DataLoader: sample_seeds must be True or False, but is 1 (int).": (range(3), 1),
+    "DataLoader: sample_seeds must be True, False or a function, but is 1 (int).": (
+        range(3),
+        1,
+    ),
 }
 
 
