@@ -10,12 +10,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch.distributed as dist
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from benchmarks.sample_sizes import coco_sizes
 from pyparallel import mmengine as ours
 from pyparallel.sampler import size_batch_sampler
 
 try:
+    from mmengine.dataset import DefaultSampler
     from mmengine.hooks import DistSamplerSeedHook
     from mmengine.registry import DATASETS
     from mmengine.runner import Runner
@@ -120,6 +123,31 @@ def test_the_hook_of_the_runner_sets_the_epoch() -> None:
     second = batches_of(Loop.dataloader)
     assert first != second
     assert sorted(sum(first, [])) == sorted(sum(second, []))  # noqa: RUF017
+
+
+def test_another_number_of_sizes_is_an_error() -> None:
+    message = (
+        "SizeBatchSampler: the sampler must be for the 200 samples of the loader's "
+        "dataset, but is for 199. Make the sampler for this dataset."
+    )
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}"):
+        loader_of(sizes=[1] * 199)
+
+
+def test_the_group_may_be_made_after_the_sampler() -> None:
+    made, given = loader_of(), loader_of(num_replicas=1, rank=0)
+    dist.init_process_group("fake", store=FakeStore(), rank=1, world_size=2)  # type: ignore[no-untyped-call]
+    try:
+        assert batches_of(made) == batches_of(loader_of(num_replicas=2, rank=1))
+        assert (len(made), len(batches_of(given))) == (13, 25)
+        # The numbers of mmengine's own sampler are kept if they are others.
+        made.batch_sampler.sampler.set_epoch(1)
+        sampler = DefaultSampler(Photos())
+        sampler.world_size, sampler.rank = 4, 3
+        kept = ours.SizeBatchSampler(sampler, 8)
+        assert (kept.num_replicas, kept.rank) == (4, 3)
+    finally:
+        dist.destroy_process_group()
 
 
 def test_a_budget_keeps_the_batch_size_as_limit() -> None:

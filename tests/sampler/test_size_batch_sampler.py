@@ -513,6 +513,57 @@ STATE_ERRORS: dict[str, Any] = {
 }
 
 
+#: Damaged entries of a state, with the rule that they break.
+DAMAGES: list[tuple[str, Any, str]] = [
+    *(
+        (name, value, f"must be an integer of {least} or more, but is {value!r}")
+        for name, least in {
+            "epoch": 0,
+            "next_epoch": 0,
+            "step": 0,
+            "num_replicas": 1,
+        }.items()
+        for value in (None, -1, 1.5, "3", True, [])
+    ),
+    *(
+        (
+            "history",
+            value,
+            f"must be a list of pairs of positive integers, but is {value!r}",
+        )
+        for value in (None, {}, [1], [[1]], [[1, 0]], [[2, "1"]], [[1, 2, 3]])
+    ),
+]
+
+
+def test_damaged_states_are_errors() -> None:
+    sampler = sampler_of()
+    batches = iter(sampler)
+    next(batches)
+    state = sampler.state_dict()
+    where = "SizeBatchSampler.load_state_dict: the entry"
+    for name, value, rule in DAMAGES:
+        text = f"{where} {name!r} of the state {rule}. Load an undamaged state."
+        with pytest.raises(ValueError, match=f"^{re.escape(text)}$"):
+            sampler.load_state_dict({**state, name: value})
+        assert sampler.state_dict() == state
+    for name in state:
+        without = {key: value for key, value in state.items() if key != name}
+        with pytest.raises(
+            ValueError, match=r"^SizeBatchSampler\.load_state_dict: the "
+        ):
+            sampler.load_state_dict(without)
+        assert sampler.state_dict() == state
+    again = sampler_of()
+    again.load_state_dict({**state, "step": 27})
+    text = (
+        "SizeBatchSampler: a loaded position must be in its epoch of 26 batches, but "
+        "is after batch 27. Load an undamaged state."
+    )
+    with pytest.raises(ValueError, match=f"^{re.escape(text)}$"):
+        next(iter(again))
+
+
 def test_states_of_other_samplers_are_errors() -> None:
     sampler = sampler_of()
     expected = list(sampler)
