@@ -106,7 +106,7 @@ class PreDataLoader:
     """
 
     if not TYPE_CHECKING:
-        timeout = TimeoutOfCopies("_refuse_copy")
+        timeout = TimeoutOfCopies("_keep_arguments")
 
     def __init__(
         self,
@@ -140,15 +140,22 @@ class PreDataLoader:
         self._loader_stats_before = self._loader_stats()
         self._reset()
 
-    def _refuse_copy(self, copy: Any, arguments: Mapping[str, Any]) -> None:
-        """Raise if a loader is made from the attributes, see Note [copies]."""
-        if reads_data_of(self, arguments):
+    def _keep_arguments(self, copy: Any, arguments: Mapping[str, Any]) -> None:
+        """Let the loader keep its arguments in a copy, see Note [copies].
+
+        Batches of a copy stay on the host, where a step on a device raises an error. A
+        missing transform would raise none.
+        """
+        if self.transform is not None and reads_data_of(self, arguments):
             raise RuntimeError(
                 "PreDataLoader: only the inner loader must be copied, but a "
                 f"{type(copy).__qualname__} was made from the attributes of "
-                "PreDataLoader, without its device and transform. Prepare the loader "
-                "first: PreDataLoader(prepare(loader), device)."
+                "PreDataLoader, without its transform. Prepare the loader first: "
+                "PreDataLoader(prepare(loader), device)."
             )
+        keep = getattr(self.loader, "_keep_arguments", None)
+        if keep is not None:
+            keep(copy, arguments)
 
     def _reset(self) -> None:
         self._pid = os.getpid()

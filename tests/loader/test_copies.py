@@ -211,7 +211,9 @@ def test_a_wrapper_reports_the_errors_of_the_loader_that_it_reads() -> None:
     assert pickle.loads(pickle.dumps(wrapper)).on_error == "skip"
 
 
-def test_a_prefetcher_is_not_copied() -> None:
+def test_a_prefetcher_is_copied_without_a_transform_alone() -> None:
+    ahead = PreDataLoader(DataLoader(range(4), 2, on_error="skip"))
+    assert made_of(ahead).on_error == "skip"  # as transformers' Trainer resumes
     ahead = PreDataLoader(DataLoader(range(4), 2), transform=lambda batch: batch + 1)
     with pytest.raises(RuntimeError, match=r"PreDataLoader\(prepare\(loader\), device"):
         made_of(ahead)

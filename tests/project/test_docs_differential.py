@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import importlib
 import importlib.util
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ import torch.distributed as dist
 from docs_blocks import blocks, run_page
 from repository import ROOT, SUPPORT
 from torch import nn
-from torchrun import python
+from torchrun import python, torchrun
 
 # What these packages, or torch on their behalf, deprecate is not ours.
 pytestmark = [
@@ -38,15 +39,67 @@ def one_rank() -> Any:
     dist.destroy_process_group()
 
 
+FRAMEWORKS = [it for it in blocks("docs/frameworks.md") if it.language == "python"]
+#: Stops a program at a call of `backward`. Arguments: the number, and the file.
+STOPPED = """
+import runpy, sys
+from accelerate import Accelerator
+left, backward = [int(sys.argv[1])], Accelerator.backward
+def count(self, loss):
+    if not left[0]:
+        sys.exit(3)
+    left[0] -= 1
+    backward(self, loss)
+Accelerator.backward = count
+runpy.run_path(sys.argv[2], run_name="__main__")
+"""
+
+
 @needs("accelerate", "lightning", "transformers")
 def test_programs_of_frameworks_md_train(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    page = "docs/frameworks.md"
-    programs = [block for block in blocks(page) if block.language == "python"]
-    assert max(block.text.count("\n") for block in programs) <= 60
     monkeypatch.chdir(tmp_path)
-    assert run_page(page, "pycon", "python") == 5
+    assert run_page("docs/frameworks.md", "pycon") == 1
+    assert len(FRAMEWORKS) == 5
+    script = tmp_path / "train.py"
+    for program in FRAMEWORKS:
+        assert program.text.count("\n") <= 60
+        script.write_text(program.text, encoding="utf-8")
+        done = python(script)
+        assert done.returncode == 0, (program.name, done.stderr[-3000:])
+
+
+@needs("accelerate", "transformers")
+@pytest.mark.parametrize("run", [python, torchrun])
+def test_a_stopped_program_of_accelerate_ends_with_the_same_weights(
+    run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program, stopped = tmp_path / "train.py", tmp_path / "stopped.py"
+    program.write_text(FRAMEWORKS[0].text, encoding="utf-8")
+    stopped.write_text(STOPPED, encoding="utf-8")
+
+    def last_line(script: Path, *arguments: str) -> str:
+        done = run(script, *arguments)
+        assert (done.returncode == 0) is not bool(arguments), done.stderr[-3000:]
+        return "" if arguments else done.stdout.splitlines()[-1]
+
+    monkeypatch.chdir(tmp_path)
+    whole = last_line(program)
+    assert last_line(program) == whole  # started again after its end
+    for steps in ("4", "8"):  # the last state is in mid-epoch, in two processes
+        shutil.rmtree("checkpoint")
+        last_line(stopped, steps, str(program))
+        assert last_line(program) == whole
+
+
+@needs("accelerate", "transformers")
+@pytest.mark.parametrize("number", [1, 4])
+def test_other_programs_run_in_two_processes(number: int, tmp_path: Path) -> None:
+    program = tmp_path / "train.py"
+    program.write_text(FRAMEWORKS[number].text, encoding="utf-8")
+    done = torchrun(program)
+    assert done.returncode == 0, done.stderr[-3000:]
 
 
 @needs("mmengine")
