@@ -168,8 +168,9 @@ class MMFullyShardedDataParallel(_ShardedSteps, _Base):
             **settings,
             **kwargs,
         )
-        note_replaced(before, self, type(self).__name__)
-        learn_shards(self)
+        note_replaced(before, module, type(self).__name__)
+        if "_modules" in vars(self):  # not if a test replaces torch's constructor
+            learn_shards(self)
 
 
 @provides("MODEL_WRAPPERS")
