@@ -83,7 +83,8 @@ def requirements(torch_version: str | None) -> list[str]:
     if torch_version is not None:
         major, minor = versions()["series"](torch_version)
         torch = f"torch=={major}.{minor}.*"
-    return [torch, "optree>=0.13,<1"]
+    # Defaults of type variables. torch requires this package too.
+    return [torch, "optree>=0.13,<1", "typing_extensions>=4.12,<5"]
 
 
 def installed_torch() -> str | None:
