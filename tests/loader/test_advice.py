@@ -109,8 +109,8 @@ def keep(samples: list[Any], kept: list[Any] = []) -> Any:  # noqa: B006
     return kept[-1]
 
 
-def trained(samples: list[Any]) -> Any:
-    return torch.ones(3, requires_grad=True)
+def sparse(samples: list[Any]) -> Any:
+    return torch.ones(3).to_sparse()
 
 
 def dense(samples: list[Any]) -> Any:
@@ -128,7 +128,7 @@ MISSES: dict[str, tuple[dict[str, Any], str, dict[str, Any]]] = {
     "off": ({"ring_slabs": 0}, "set ring_slabs and max", {"ring_slabs": None}),
     "kept": ({"collate_fn": keep}, "clone the tensors", {"collate_fn": dense}),
     "unsupported": (
-        {"collate_fn": trained},
+        {"collate_fn": sparse},
         "let collate_fn return dense CPU tensors",
         {"collate_fn": dense},
     ),
