@@ -41,8 +41,8 @@ def allocate_from(slab: Slab | None, *, packs: bool = True) -> Iterator[None]:
     """Let `empty` allocate from a slab in this thread, within the block.
 
     Args:
-        slab: The slab. None: allocate ordinary memory.
-        packs: All results are packed into one shared memory after the block. If not,
+        slab: the slab. None: allocate ordinary memory.
+        packs: all results are packed into one shared memory after the block. If not,
             and without a slab, each result needs shared memory of its own.
     """
     _local.slab, _local.is_packed_later = slab, packs or slab is not None

@@ -30,8 +30,8 @@ class BatchReceiver:
     It does not refer to the loader, so that no cycle keeps a dropped loader alive.
 
     Args:
-        ring_slabs: See `pyparallel.DataLoader`.
-        max_ring_bytes: See `pyparallel.DataLoader`.
+        ring_slabs: see `pyparallel.DataLoader`.
+        max_ring_bytes: see `pyparallel.DataLoader`.
     """
 
     def __init__(self, ring_slabs: int | None, max_ring_bytes: int | None) -> None:

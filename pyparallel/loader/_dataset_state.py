@@ -38,11 +38,11 @@ class WorkerReport(NamedTuple):
     """The state of a worker, sent with each batch.
 
     Attributes:
-        worker: The number of the worker.
-        state: The state of the dataset and its iterator after the batch, or the
+        worker: the number of the worker.
+        state: the state of the dataset and its iterator after the batch, or the
             exception that ``state_dict`` raised. None if neither is stateful, or if
             the parent has not requested states.
-        random: The worker's random state before ``iter()`` of an iterable dataset.
+        random: the worker's random state before ``iter()`` of an iterable dataset.
             Only with the first batch after that.
     """
 
@@ -55,8 +55,8 @@ class DatasetTracker:
     """Saves and restores a dataset in the process that reads it.
 
     Attributes:
-        dataset: The user's dataset.
-        read_as: The dataset, or the wrapper that torch reads instead.
+        dataset: the user's dataset.
+        read_as: the dataset, or the wrapper that torch reads instead.
     """
 
     def __init__(
@@ -73,18 +73,18 @@ class DatasetTracker:
         """Prepare in the parent.
 
         Args:
-            dataset: A stateful dataset, or an iterable one.
-            batch_size: The number of samples in a batch.
-            records: For every worker that had delivered batches: their number
+            dataset: a stateful dataset, or an iterable one.
+            batch_size: the number of samples in a batch.
+            records: for every worker that had delivered batches: their number
                 (``given``), the last ``state``, the ``random`` state, and whether the
                 epoch has ended (``ended``).
-            wants_states: A number in shared memory. Workers report states unless it
+            wants_states: a number in shared memory. Workers report states unless it
                 is 0.
-            replays: For workers of a map-style dataset whose state is unknown: the
+            replays: for workers of a map-style dataset whose state is unknown: the
                 indices that they had read, as torch sent them.
-            auto_collation: The replayed indices are batches of indices.
-            policy: Reads the samples, None if errors are raised.
-            saves: Whether to use the state of the dataset. False: delivered samples
+            auto_collation: the replayed indices are batches of indices.
+            policy: reads the samples, None if errors are raised.
+            saves: whether to use the state of the dataset. False: delivered samples
                 are read again.
         """
         self.dataset = self.read_as = dataset
@@ -115,7 +115,7 @@ class DatasetTracker:
         """Return the iterator over an iterable dataset, after the delivered samples.
 
         Raises:
-            RuntimeError: The dataset ends before that position.
+            RuntimeError: the dataset ends before that position.
         """
         samples = self._open()
         self._discard_failures()
@@ -262,20 +262,20 @@ class DatasetStates:
     """The states of the dataset in all processes during one epoch, for the parent.
 
     Attributes:
-        tracker: Tracks the dataset, if it is iterable or stateful.
-        report: The worker's report with the batch that is about to be delivered.
-        records: For every worker that has delivered a batch, see `DatasetTracker`.
-        unknown: Persistent workers that continued after the consumer left an epoch.
-        turn: The number of workers to skip before the first one that sends a batch.
+        tracker: tracks the dataset, if it is iterable or stateful.
+        report: the worker's report with the batch that is about to be delivered.
+        records: for every worker that has delivered a batch, see `DatasetTracker`.
+        unknown: persistent workers that continued after the consumer left an epoch.
+        turn: the number of workers to skip before the first one that sends a batch.
     """
 
     def __init__(self, loader: Any, state: dict[str, Any], *, left: bool) -> None:
         """Begin an epoch.
 
         Args:
-            loader: The ``DataLoader``.
-            state: The state from which the epoch begins or continues.
-            left: The consumer left the previous epoch of these workers before its end.
+            loader: the ``DataLoader``.
+            state: the state from which the epoch begins or continues.
+            left: the consumer left the previous epoch of these workers before its end.
         """
         self.tracker: DatasetTracker | None = None
         self.report: WorkerReport | None = None
@@ -321,7 +321,7 @@ class DatasetStates:
         """Set the batches that workers with an unknown state read again.
 
         Args:
-            tasks: The delivered tasks of the epoch, of a map-style dataset. Worker 0
+            tasks: the delivered tasks of the epoch, of a map-style dataset. Worker 0
                 had the first task, worker 1 the second, and so on in turn.
         """
         for worker, record in self.records.items():
@@ -348,7 +348,7 @@ class DatasetStates:
         """Return a record for every process that has delivered a batch, by its number.
 
         Args:
-            num_delivered: The number of batches that all of them have delivered.
+            num_delivered: the number of batches that all of them have delivered.
         """
         if self._num_workers or self.tracker is None:
             return {str(worker): dict(r) for worker, r in self.records.items()}

@@ -102,9 +102,9 @@ def state_between_epochs(
     """Return the state of a loader from which the next ``iter()`` begins an epoch.
 
     Args:
-        loader: The ``DataLoader``.
-        last: The `Progress` of its last epoch, None if there was none.
-        asks_dataset: Whether to save the state of a dataset in this process, and to
+        loader: the ``DataLoader``.
+        last: the `Progress` of its last epoch, None if there was none.
+        asks_dataset: whether to save the state of a dataset in this process, and to
             raise an error of the sampler's ``state_dict``. Not before an epoch.
     """
     parts = ordering_parts(loader)
@@ -154,9 +154,9 @@ def sample_numbers(loader: Any, known: dict[str, int] | None) -> dict[str, int] 
     """Return the seed and the number of an epoch, None if the loader needs neither.
 
     Args:
-        loader: The ``DataLoader``. It needs them for ``sample_seeds``, and for
+        loader: the ``DataLoader``. It needs them for ``sample_seeds``, and for
             replacements of samples of a map-style dataset.
-        known: The numbers of a loaded state or after the last epoch, if any.
+        known: the numbers of a loaded state or after the last epoch, if any.
     """
     replaces = loader.on_error != "raise" and _is_map_style(loader.dataset)
     if loader.sample_seeds is False and not replaces:

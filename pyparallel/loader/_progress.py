@@ -49,22 +49,22 @@ class Progress:
     """One epoch of one iterator of a loader.
 
     Attributes:
-        dataset: The states of the dataset.
-        order: The indices, unless the dataset is iterable.
-        num_delivered: The number of batches of the epoch that the consumer has
+        dataset: the states of the dataset.
+        order: the indices, unless the dataset is iterable.
+        num_delivered: the number of batches of the epoch that the consumer has
             received, or that raised an exception or were left out.
-        samples: The seed and the number of the epoch, for ``sample_seeds`` and
+        samples: the seed and the number of the epoch, for ``sample_seeds`` and
             replacements. None: the tasks of workers are indices.
-        errors: The samples of the epoch that raised an error, see ``on_error``.
-        num_left_out: The number of batches that this iterator has left out.
-        policy: Reads samples if ``on_error`` is not ``"raise"``, else None.
-        seeds_samples: Whether each sample has its own random states, or the function
+        errors: the samples of the epoch that raised an error, see ``on_error``.
+        num_left_out: the number of batches that this iterator has left out.
+        policy: reads samples if ``on_error`` is not ``"raise"``, else None.
+        seeds_samples: whether each sample has its own random states, or the function
             that gets its seed.
-        base_seed: The base seed of the workers.
-        finished: The epoch has ended.
-        failed: A batch of the epoch raised an exception.
-        epochs_seen: The numbers of ``set_epoch`` when the epoch began or ended.
-        reader: The thread of a `PreDataLoader` that reads ahead of its loop. None after
+        base_seed: the base seed of the workers.
+        finished: the epoch has ended.
+        failed: a batch of the epoch raised an exception.
+        epochs_seen: the numbers of ``set_epoch`` when the epoch began or ended.
+        reader: the thread of a `PreDataLoader` that reads ahead of its loop. None after
             the loop has received all batches.
     """
 
@@ -75,11 +75,11 @@ class Progress:
         """Begin an epoch, or continue one if the loader has loaded a state.
 
         Args:
-            loader: The ``DataLoader``.
-            reset: The iterator continues with the same workers.
+            loader: the ``DataLoader``.
+            reset: the iterator continues with the same workers.
 
         Raises:
-            RuntimeError: The sampler does not yield the same indices again.
+            RuntimeError: the sampler does not yield the same indices again.
         """
         last: Progress | None = loader._progress
         state: dict[str, Any]
@@ -175,7 +175,7 @@ class Progress:
         those of one saved rank, all ranks would draw the same numbers.
 
         Raises:
-            RuntimeError: The sampler does not yield the same indices again.
+            RuntimeError: the sampler does not yield the same indices again.
         """
         own, users = _random_state.capture(self._generators), find_epochs(self._parts)
         saved = self._epoch["epochs"]
@@ -261,10 +261,10 @@ class Progress:
         """Continue with the samples of this rank after a state of another one.
 
         Args:
-            saved: The ranks of the state, as in `find_ranks`.
-            now: Those of this job. Their history is that of the state.
-            before: The batches of earlier parts of the epoch.
-            delivered: The batches of the epoch that each rank has delivered.
+            saved: the ranks of the state, as in `find_ranks`.
+            now: those of this job. Their history is that of the state.
+            before: the batches of earlier parts of the epoch.
+            delivered: the batches of the epoch that each rank has delivered.
         """
         order: Any = self.order
         if order.num_drawn == delivered and order.is_at_end():
@@ -323,7 +323,7 @@ class Progress:
         """Count the failures of the batch that the consumer is about to receive.
 
         Raises:
-            ErrorLimitError: The epoch has more than ``max_errors`` failures.
+            ErrorLimitError: the epoch has more than ``max_errors`` failures.
         """
         count_failures(self.errors, failures, self._max_errors)
 
@@ -346,7 +346,7 @@ class Progress:
         """Count a batch that the consumer receives.
 
         Args:
-            position: The number of batches, including this one, that torch's iterator
+            position: the number of batches, including this one, that torch's iterator
                 has passed. Ignored for an iterable dataset.
         """
         order = self.order
@@ -382,8 +382,8 @@ class Progress:
         """Return the state from which another loader yields the next batch.
 
         Raises:
-            RuntimeError: The next batch is unknown.
-            Exception: An error of ``state_dict`` of the dataset or the sampler.
+            RuntimeError: the next batch is unknown.
+            Exception: an error of ``state_dict`` of the dataset or the sampler.
         """
         self.dataset.request_states()
         state = self._state(loader)

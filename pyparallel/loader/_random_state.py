@@ -133,10 +133,10 @@ class SampleTask(NamedTuple):
     """The indices of a batch, with the numbers that seed samples and replacements.
 
     Attributes:
-        seed: The seed of the loader.
-        epoch: The number of the epoch.
-        number: The number of the batch in the epoch.
-        indices: The indices to read.
+        seed: the seed of the loader.
+        epoch: the number of the epoch.
+        number: the number of the batch in the epoch.
+        indices: the indices to read.
     """
 
     seed: int
@@ -168,7 +168,7 @@ def sample_key(seed: int, epoch: int, purpose: str, index: Any) -> bytes:
     """Return a hash of all arguments, 32 bytes.
 
     Raises:
-        IndexKindError: The index is neither an integer nor plain data.
+        IndexKindError: the index is neither an integer nor plain data.
     """
     try:
         index = operator.index(index)

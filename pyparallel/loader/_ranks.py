@@ -21,10 +21,10 @@ class _DealtSampler:
     """The samples of one rank in an epoch, without the first ones of the order.
 
     Args:
-        sampler: The sampler of today, for its dataset, seed, epoch and ``drop_last``.
-        num_replicas: The number of ranks.
-        rank: The rank.
-        num_used: The number of samples at the start of the order that ranks have used.
+        sampler: the sampler of today, for its dataset, seed, epoch and ``drop_last``.
+        num_replicas: the number of ranks.
+        rank: the rank.
+        num_used: the number of samples at the start of the order that ranks have used.
     """
 
     def __init__(
@@ -73,12 +73,12 @@ def check_ranks(sampler: Any, saved: dict[str, Any], now: dict[str, Any]) -> boo
     the sampler is known. Otherwise they are compared with those of this rank.
 
     Args:
-        sampler: The loader's sampler of indices.
-        saved: The ranks of the state, as in `find_ranks`.
-        now: The ranks of this job.
+        sampler: the loader's sampler of indices.
+        saved: the ranks of the state, as in `find_ranks`.
+        now: the ranks of this job.
 
     Raises:
-        RuntimeError: The rest of the epoch cannot be dealt again.
+        RuntimeError: the rest of the epoch cannot be dealt again.
     """
     inner = unwrap_batch_sampler(sampler)
     is_known = type(inner) is DistributedSampler
@@ -99,8 +99,8 @@ def sampler_of(sampler: Any, ranks: dict[str, Any]) -> Any:
     """Return the sampler of a loader for a rank in the rest of an epoch.
 
     Args:
-        sampler: The loader's sampler of indices.
-        ranks: The rank, the number of ranks and the history, as in `find_ranks`.
+        sampler: the loader's sampler of indices.
+        ranks: the rank, the number of ranks and the history, as in `find_ranks`.
     """
     used = sum(num_ranks * batches for num_ranks, batches in ranks["history"])
     inner = unwrap_batch_sampler(sampler)

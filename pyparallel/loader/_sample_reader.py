@@ -40,14 +40,14 @@ class SampleReader:
     several samples with one random state.
 
     Args:
-        dataset: The user's dataset.
-        seeds: Seed the random states before each sample. A function is called after
+        dataset: the user's dataset.
+        seeds: seed the random states before each sample. A function is called after
             that, with a seed of the sample.
-        policy: Handles errors of samples. None: they are raised.
-        saves: Save the random states before each batch, for `restore`.
+        policy: handles errors of samples. None: they are raised.
+        saves: save the random states before each batch, for `restore`.
 
     Attributes:
-        dataset: The user's dataset.
+        dataset: the user's dataset.
     """
 
     def __init__(

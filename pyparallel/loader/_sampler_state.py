@@ -70,9 +70,9 @@ def has_other_replicas(sampler: Any, state: dict[str, Any] | None) -> bool:
     """Return True if the state of a sampler was saved with another number of ranks.
 
     Args:
-        sampler: The sampler of a loader. It has an attribute ``num_replicas``, as in
+        sampler: the sampler of a loader. It has an attribute ``num_replicas``, as in
             torch, if it divides samples between ranks.
-        state: The state of a `StatefulIterable`. Its sampler may have saved the number.
+        state: the state of a `StatefulIterable`. Its sampler may have saved the number.
     """
     own = None if state is None else state["own"]
     if not isinstance(own, dict) or "num_replicas" not in own:
@@ -85,13 +85,13 @@ class StatefulIterable:
     """A sampler or an iterable dataset, with its state and the state of its iterator.
 
     Args:
-        iterable: The sampler or the dataset.
-        skip_errors: Wraps the iterator so that it skips samples that raise an error.
+        iterable: the sampler or the dataset.
+        skip_errors: wraps the iterator so that it skips samples that raise an error.
             None: errors are raised.
-        saves: Whether to use the states of both, if they are stateful.
+        saves: whether to use the states of both, if they are stateful.
 
     Attributes:
-        ended: The iterator has raised ``StopIteration``. Its state may then be the
+        ended: the iterator has raised ``StopIteration``. Its state may then be the
             beginning of the next epoch.
     """
 
@@ -187,20 +187,20 @@ class Order:
     """An iterator over the indices of one epoch, in batches.
 
     Attributes:
-        num_drawn: The number of batches that the sampler has yielded.
-        digest: The checksum of their indices.
-        exhausted: The sampler has ended.
-        state: The state of the sampler after the batches that the consumer has
+        num_drawn: the number of batches that the sampler has yielded.
+        digest: the checksum of their indices.
+        exhausted: the sampler has ended.
+        state: the state of the sampler after the batches that the consumer has
             received (see `drop_states`). None: it has no state.
-        stateful: The sampler or its iterator has a state. None before the first draw.
+        stateful: the sampler or its iterator has a state. None before the first draw.
     """
 
     def __init__(self, sampler: Any, state: dict[str, Any] | None = None) -> None:
         """Begin an epoch.
 
         Args:
-            sampler: The sampler of indices of the loader.
-            state: The state after which a stateful sampler, or its iterator, continues.
+            sampler: the sampler of indices of the loader.
+            state: the state after which a stateful sampler, or its iterator, continues.
         """
         inner = unwrap_batch_sampler(sampler)
         self._tracked = StatefulIterable(inner)
@@ -278,7 +278,7 @@ class Order:
         """Drop the states of the sampler that are older than the consumer's position.
 
         Args:
-            num_delivered: The number of batches that the consumer has received. At
+            num_delivered: the number of batches that the consumer has received. At
                 least the number of the previous call.
         """
         while self._states and self._num_dropped < num_delivered:

@@ -52,7 +52,7 @@ def encode(state: dict[str, Any]) -> dict[str, Any]:
     """Return a state in the format that ``state_dict()`` returns, of new values.
 
     Args:
-        state: The dict that the modules of this folder use.
+        state: the dict that the modules of this folder use.
     """
     values: list[Any] = []
 
@@ -94,7 +94,7 @@ def decode(state: Any) -> dict[str, Any]:
     """Return the dict of a state that `encode` returned, or of a state of version 2.
 
     Raises:
-        ValueError: The state has another format, or was changed.
+        ValueError: the state has another format, or was changed.
     """
     if not isinstance(state, dict) or "version" not in state:
         found = list(state)[:4] if isinstance(state, dict) else type(state).__name__

@@ -41,8 +41,8 @@ class WorkerTimings(NamedTuple):
     """Times and bytes that a worker measured for one batch, and its reports.
 
     Attributes:
-        report: The pickled `WorkerReport`.
-        failures: The samples that were skipped or replaced, see `ErrorPolicy`.
+        report: the pickled `WorkerReport`.
+        failures: the samples that were skipped or replaced, see `ErrorPolicy`.
     """
 
     fetch_seconds: float
@@ -62,10 +62,10 @@ class NoBatch:
     """A message of a worker whose samples raised, so that it has no batch to send.
 
     Attributes:
-        failures: The samples, see `ErrorPolicy`.
-        at_end: They follow the last batch of the worker's stream. Otherwise they are
+        failures: the samples, see `ErrorPolicy`.
+        at_end: they follow the last batch of the worker's stream. Otherwise they are
             the samples of a batch that is left out.
-        report: The pickled `WorkerReport` after a batch that is left out.
+        report: the pickled `WorkerReport` after a batch that is left out.
     """
 
     def __init__(
@@ -89,12 +89,12 @@ class WorkerCollate:
     """A collate function that writes its batch into the ring and serializes it.
 
     Args:
-        collate_fn: The user's collate function.
-        ring: The ring to write to. None: every batch takes new shared memory.
-        first_holder: The number of worker 0 in the ring.
-        make_report: Called after each batch. Returns bytes to send with it, or None.
-        status: Records which workers are making a batch. None: not recorded.
-        policy: The `ErrorPolicy` that reads the samples, None without one.
+        collate_fn: the user's collate function.
+        ring: the ring to write to. None: every batch takes new shared memory.
+        first_holder: the number of worker 0 in the ring.
+        make_report: called after each batch. Returns bytes to send with it, or None.
+        status: records which workers are making a batch. None: not recorded.
+        policy: the `ErrorPolicy` that reads the samples, None without one.
     """
 
     def __init__(
@@ -197,8 +197,8 @@ class WorkerInit:
     - ``create_fetcher``: errors of the dataset name the samples.
 
     Args:
-        worker_init_fn: Called after that.
-        status: Registers this process. None: not registered.
+        worker_init_fn: called after that.
+        status: registers this process. None: not registered.
     """
 
     def __init__(

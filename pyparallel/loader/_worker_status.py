@@ -36,7 +36,7 @@ class WorkerStatus:
     """The states of the workers of one iterator, in shared memory.
 
     Raises:
-        OSError: No file descriptor or no memory is left.
+        OSError: no file descriptor or no memory is left.
     """
 
     def __init__(self) -> None:
@@ -74,8 +74,8 @@ class WorkerStatus:
         """Return the stacks of a worker's threads. Empty if the worker does not answer.
 
         Args:
-            worker: The number of the worker in its loader.
-            pid: The process id of the worker.
+            worker: the number of the worker in its loader.
+            pid: the process id of the worker.
         """
         if self._memory[worker] == _ABSENT:  # the signal would kill the process
             return ""

@@ -26,7 +26,7 @@ def applied_changes(loader: Any) -> frozenset[str]:
     is iterable, so it has no batch sampler. Other names are those of arguments.
 
     Args:
-        loader: A loader of torch or pyparallel, or an iterator of one.
+        loader: a loader of torch or pyparallel, or an iterator of one.
     """
 
     def get(name: str) -> Any:

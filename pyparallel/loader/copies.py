@@ -55,7 +55,7 @@ class TimeoutOfCopies:
     """An attribute ``timeout`` whose values notice copies, see Note [copies].
 
     Args:
-        method: The name of the method of the owner to call, see `OnCopy`.
+        method: the name of the method of the owner to call, see `OnCopy`.
     """
 
     def __init__(self, method: str) -> None:

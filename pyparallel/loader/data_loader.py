@@ -63,28 +63,28 @@ class DataLoader(TorchLoader[_T_co], StatefulLoader):
     use. Tensors of a batch that shared memory with each other no longer do.
 
     Args:
-        dataset: As in torch. So are all arguments that are not described here.
-        ring_slabs: The number of slabs. Every batch that is prepared, sent or in use
+        dataset: as in torch. So are all arguments that are not described here.
+        ring_slabs: the number of slabs. Every batch that is prepared, sent or in use
             needs one. 0 disables the ring. None: the number of batches that workers
             prepare, and 6 more.
-        max_ring_bytes: The upper limit of the memory of the ring in bytes, with its
+        max_ring_bytes: the upper limit of the memory of the ring in bytes, with its
             header and whole pages. 0 disables the ring. A slab allocates the bytes that
             its batches need, and keeps them as long as the loader exists. None: half of
             the available memory.
-        sample_seeds: Set the random states of torch (CPU), ``random`` and NumPy before
+        sample_seeds: set the random states of torch (CPU), ``random`` and NumPy before
             each sample of a map-style dataset, from a seed, the number of the epoch and
             the index of the sample. A function is called as well, with a seed of the
             sample below ``2**32``, for transforms with generators of their own. See
             ``docs/resume.md``.
-        on_error: The treatment of an exception that a sample raises. ``"raise"``:
+        on_error: the treatment of an exception that a sample raises. ``"raise"``:
             raise it. ``"skip"``: leave the sample out of its batch. ``"replace"``: put
             another sample of the dataset in its place, if it has integer indices and a
             length. See ``docs/loader.md``.
-        max_errors: The largest number of samples of an epoch that may fail.
-        replay_dataset: Do not use ``state_dict`` of an iterable dataset. A resumed
+        max_errors: the largest number of samples of an epoch that may fail.
+        replay_dataset: do not use ``state_dict`` of an iterable dataset. A resumed
             epoch reads the delivered samples again and drops them. For datasets whose
             state is not exact. See ``docs/resume.md``.
-        snapshot_every_n_steps: If 1 or more, workers report the state of a stateful
+        snapshot_every_n_steps: if 1 or more, workers report the state of a stateful
             dataset from the first batch on. If None or 0, they do so after the first
             call of ``state_dict``. The state is exact at every step, for any number.
 
@@ -94,7 +94,7 @@ class DataLoader(TorchLoader[_T_co], StatefulLoader):
             ``replay_dataset`` is not a bool, ``sample_seeds`` is set with an iterable
             dataset, ``replay_dataset`` with another one, or
             ``multiprocessing_context`` starts threads.
-        ValueError: A number is negative, a sampler of this package is for another
+        ValueError: a number is negative, a sampler of this package is for another
             number of samples, or torch's ``DataLoader`` raises it.
 
     Example:

@@ -40,8 +40,8 @@ class Finding(NamedTuple):
 
     Attributes:
         name: ``memory``, ``/dev/shm``, ``open files``, ``locked memory`` or ``fork``.
-        text: The requirement, the value that was found, and how to fix it.
-        warns: Whether batches are at risk. If not, the finding is a note.
+        text: the requirement, the value that was found, and how to fix it.
+        warns: whether batches are at risk. If not, the finding is a note.
     """
 
     name: str
@@ -63,10 +63,10 @@ class Machine:
     """The sources of the numbers. Tests replace them.
 
     Attributes:
-        root: The folder that contains ``proc``, ``sys`` and ``dev``.
-        statvfs: Returns the free space of a file system.
-        getrlimit: Returns the soft and the hard limit of this process.
-        device: Returns the accelerator that has been initialised.
+        root: the folder that contains ``proc``, ``sys`` and ``dev``.
+        statvfs: returns the free space of a file system.
+        getrlimit: returns the soft and the hard limit of this process.
+        device: returns the accelerator that has been initialised.
     """
 
     root: Path = Path("/")
@@ -174,12 +174,12 @@ def check(
     """Return a finding for each limit that is too low for a loader with workers.
 
     Args:
-        num_workers: The number of workers. Without workers, there are no findings.
-        prefetch_factor: Batches that each worker prepares. None: torch's default, 2.
-        ring_nbytes: The size of the ring, which is not allocated yet. 0: no ring.
-        pin_memory: Whether the ring will be pinned.
+        num_workers: the number of workers. Without workers, there are no findings.
+        prefetch_factor: batches that each worker prepares. None: torch's default, 2.
+        ring_nbytes: the size of the ring, which is not allocated yet. 0: no ring.
+        pin_memory: whether the ring will be pinned.
         start_method: ``fork``, ``spawn`` or ``forkserver``. None: the default.
-        machine: The sources of the numbers.
+        machine: the sources of the numbers.
     """
     if not num_workers:
         return []

@@ -52,10 +52,10 @@ class SampleError(NamedTuple):
     """A sample that raised an error, and was skipped or replaced.
 
     Attributes:
-        index: The index of the sample: an integer, a string, or a list of these. Any
+        index: the index of the sample: an integer, a string, or a list of these. Any
             other index is described by a text. For an iterable dataset: its number
             among the samples that its process has read in this epoch.
-        error: The class and the message of the error.
+        error: the class and the message of the error.
     """
 
     index: Any
@@ -66,8 +66,8 @@ class Failure(NamedTuple):
     """An error of a sample, on its way to the parent.
 
     Attributes:
-        error: The public description.
-        cause: The exception, in a form that pickles if a worker raised it.
+        error: the public description.
+        cause: the exception, in a form that pickles if a worker raised it.
     """
 
     error: SampleError
@@ -124,10 +124,10 @@ class ErrorPolicy:
     """Reads samples, and skips or replaces those that raise an error.
 
     Args:
-        loader: The loader with the arguments ``on_error`` and ``max_errors``.
+        loader: the loader with the arguments ``on_error`` and ``max_errors``.
 
     Attributes:
-        failures: The errors that have not been sent to the parent.
+        failures: the errors that have not been sent to the parent.
     """
 
     def __init__(self, loader: Any) -> None:
@@ -156,10 +156,10 @@ class ErrorPolicy:
         """Return the samples of a batch that raise no error, at least one.
 
         Args:
-            task: The task of the batch, which determines the replacements.
-            indices: The indices of the samples.
-            read_one: Returns the sample of an index.
-            read_batch: Returns the samples of several indices. If it raises, it is
+            task: the task of the batch, which determines the replacements.
+            indices: the indices of the samples.
+            read_one: returns the sample of an index.
+            read_batch: returns the samples of several indices. If it raises, it is
                 called again for each index.
 
         Returns:
@@ -220,7 +220,7 @@ class ErrorPolicy:
         the length is unknown, the list is empty.
 
         Raises:
-            ValueError: All samples of the dataset raise an error.
+            ValueError: all samples of the dataset raise an error.
         """
         first, length = _plain(index), self._num_candidates
         if type(first) is not int or not -length <= first < length:
@@ -243,13 +243,13 @@ class ErrorPolicy:
         """Record the error of a sample, or raise it.
 
         Args:
-            error: The exception, which is being handled.
-            index: The index of the sample.
-            location: The index as a text.
+            error: the exception, which is being handled.
+            index: the index of the sample.
+            location: the index as a text.
 
         Raises:
-            ErrorLimitError: This process alone exceeds ``max_errors``.
-            Exception: The error, if it must not be skipped.
+            ErrorLimitError: this process alone exceeds ``max_errors``.
+            Exception: the error, if it must not be skipped.
         """
         if is_fatal(error):
             raise error
@@ -267,7 +267,7 @@ class ErrorPolicy:
         """Return an iterator without the samples that raise an error.
 
         Raises:
-            TypeError: The iterator is a generator.
+            TypeError: the iterator is a generator.
         """
         if isinstance(samples, Generator):
             raise _generator_error("returns one")
@@ -381,7 +381,7 @@ def count_failures(
     """Add the failures of a batch to those of the epoch. Warn of the first one.
 
     Raises:
-        ErrorLimitError: The epoch exceeds the limit. Nothing is added.
+        ErrorLimitError: the epoch exceeds the limit. Nothing is added.
     """
     left = limit - len(counted)
     if len(failures) > left:

@@ -70,7 +70,7 @@ class StatefulLoader:
             RuntimeError: ``in_order=False`` with workers, a `PreDataLoader` reads the
                 loader ahead, or the delivered samples are unknown. The message gives
                 the reason.
-            TypeError: The dataset is an ``IterDataPipe``.
+            TypeError: the dataset is an ``IterDataPipe``.
         """
         return encode(self._position())
 
@@ -116,16 +116,16 @@ class StatefulLoader:
         started anew.
 
         Args:
-            state_dict: A return value of ``state_dict()``. ``{}`` discards a state that
+            state_dict: a return value of ``state_dict()``. ``{}`` discards a state that
                 was loaded before.
 
         Raises:
-            ValueError: The state has another format or version, was changed or
+            ValueError: the state has another format or version, was changed or
                 damaged, or belongs to a loader with other arguments. The loader is
                 unchanged.
             RuntimeError: ``in_order=False`` with workers. ``iter()`` raises this as
                 well, if the sampler does not yield the same indices again.
-            TypeError: The dataset is an ``IterDataPipe``.
+            TypeError: the dataset is an ``IterDataPipe``.
         """
         loaded = check_state(self, state_dict)
         if loaded is not None:
@@ -157,7 +157,7 @@ def check_state(loader: Any, saved: Any) -> dict[str, Any] | None:
     """Return the decoded state, None for ``{}``, and change nothing.
 
     Raises:
-        Exception: The errors of `StatefulLoader.load_state_dict`.
+        Exception: the errors of `StatefulLoader.load_state_dict`.
     """
     loader._must_be_resumable("load_state_dict")
     if isinstance(saved, dict) and not saved:
@@ -241,7 +241,7 @@ class InterceptedAttribute:
     """An attribute whose value is replaced when torch's iterator assigns it.
 
     Args:
-        replace: Returns the new value, from the iterator and the assigned value.
+        replace: returns the new value, from the iterator and the assigned value.
     """
 
     def __init__(self, replace: Callable[[Any, Any], Any]) -> None:

@@ -39,11 +39,11 @@ def suggest_num_workers(
     The result is at most the number of workers that use all cores.
 
     Args:
-        work: The time that a worker needs for a batch.
-        busy: The time of a step whose batch is ready, in the same unit.
-        cpu: The CPU time in ``work``. 0: unknown.
-        core_wait: The part of ``work`` in which the worker waited for a core.
-        cores: The number of cores that the process may use. 0: unknown, taken as 1.
+        work: the time that a worker needs for a batch.
+        busy: the time of a step whose batch is ready, in the same unit.
+        cpu: the CPU time in ``work``. 0: unknown.
+        core_wait: the part of ``work`` in which the worker waited for a core.
+        cores: the number of cores that the process may use. 0: unknown, taken as 1.
     """
     cores, share = max(1, cores), 1.0
     if cpu:
@@ -73,39 +73,39 @@ class LoaderStats:
     the same time as the step, so the times do not add up to a total.
 
     Attributes:
-        batches: The number of batches that the loader returned.
-        wait_seconds: The time of the consumer in ``next()``.
-        busy_seconds: The time of the consumer between two calls of ``next()``: the
+        batches: the number of batches that the loader returned.
+        wait_seconds: the time of the consumer in ``next()``.
+        busy_seconds: the time of the consumer between two calls of ``next()``: the
             step. Time between epochs does not count.
-        fetch_seconds: The time in the dataset to get samples, summed over workers.
-        collate_seconds: The time in ``collate_fn``, summed over workers.
-        pack_seconds: The time to write batches into the ring, summed over workers.
-        copy_seconds: The time of a `PreDataLoader` to start copies to the device, and
+        fetch_seconds: the time in the dataset to get samples, summed over workers.
+        collate_seconds: the time in ``collate_fn``, summed over workers.
+        pack_seconds: the time to write batches into the ring, summed over workers.
+        copy_seconds: the time of a `PreDataLoader` to start copies to the device, and
             in its ``transform``.
-        nbytes: The bytes of the tensors in all batches.
-        padding_nbytes: The bytes of padding in ``stacked_nbytes``.
-        stacked_nbytes: The bytes of the tensors that `collate` or `pad_stack` stacked.
-        ring_hits: The number of batches that were sent in the ring.
-        ring_misses: The number of batches that were allocated outside the ring.
-        fetch_cpu_seconds: The CPU time in ``fetch_seconds``, of all threads. The rest
+        nbytes: the bytes of the tensors in all batches.
+        padding_nbytes: the bytes of padding in ``stacked_nbytes``.
+        stacked_nbytes: the bytes of the tensors that `collate` or `pad_stack` stacked.
+        ring_hits: the number of batches that were sent in the ring.
+        ring_misses: the number of batches that were allocated outside the ring.
+        fetch_cpu_seconds: the CPU time in ``fetch_seconds``, of all threads. The rest
             is waiting for a disk, a network, another process or a core.
-        collate_cpu_seconds: The CPU time in ``collate_seconds``. 0 without workers,
+        collate_cpu_seconds: the CPU time in ``collate_seconds``. 0 without workers,
             where it is not measured.
-        pack_cpu_seconds: The CPU time in ``pack_seconds``.
-        core_wait_seconds: The time in which workers were ready to run but had no core,
+        pack_cpu_seconds: the CPU time in ``pack_seconds``.
+        core_wait_seconds: the time in which workers were ready to run but had no core,
             as counted by Linux. 0 on other systems and without workers.
-        load_seconds: The time of a `PreDataLoader`'s thread to get batches from its
+        load_seconds: the time of a `PreDataLoader`'s thread to get batches from its
             loader.
-        first_wait_seconds: The part of ``wait_seconds`` for first batches of epochs.
-        num_workers: The number of workers. 0: the loader has no workers.
-        cores: The number of cores that the process may use. 0: unknown.
-        sample_errors: The number of samples that raised an error and were skipped or
+        first_wait_seconds: the part of ``wait_seconds`` for first batches of epochs.
+        num_workers: the number of workers. 0: the loader has no workers.
+        cores: the number of cores that the process may use. 0: unknown.
+        sample_errors: the number of samples that raised an error and were skipped or
             replaced, with those of a loaded state. See ``on_error`` of `DataLoader`.
-        first_waits: The number of waits in ``first_wait_seconds``: begun epochs.
-        miss_reason: The most frequent reason of ``ring_misses``: ``"full"``,
+        first_waits: the number of waits in ``first_wait_seconds``: begun epochs.
+        miss_reason: the most frequent reason of ``ring_misses``: ``"full"``,
             ``"large"``, ``"memory"``, ``"kept"``, ``"unsupported"``, ``"off"``. Empty
             without misses.
-        applied: The changes that `verdict` does not recommend, because the loader has
+        applied: the changes that `verdict` does not recommend, because the loader has
             them, or cannot have them.
     """
 
@@ -331,7 +331,7 @@ class Meter:
     A pickled or deep copy of a meter is a new meter with empty counters.
 
     Args:
-        clock: Returns the time in nanoseconds. Must be monotonic.
+        clock: returns the time in nanoseconds. Must be monotonic.
     """
 
     def __init__(self, clock: Callable[[], int] = time.perf_counter_ns) -> None:
@@ -394,13 +394,13 @@ class Meter:
         One call replaces `waiting` and `add`, because it is on the hot path.
 
         Args:
-            start: The reading of ``clock`` at the start of the wait, which ends now.
-            collate_start: The reading when the samples were complete.
-            collate_ns: The duration of ``collate_fn``.
-            fetch_cpu_seconds: As in `LoaderStats`, for this batch.
-            nbytes: As in `LoaderStats`, for this batch.
-            stacked_nbytes: As in `LoaderStats`, for this batch.
-            padding_nbytes: As in `LoaderStats`, for this batch.
+            start: the reading of ``clock`` at the start of the wait, which ends now.
+            collate_start: the reading when the samples were complete.
+            collate_ns: the duration of ``collate_fn``.
+            fetch_cpu_seconds: as in `LoaderStats`, for this batch.
+            nbytes: as in `LoaderStats`, for this batch.
+            stacked_nbytes: as in `LoaderStats`, for this batch.
+            padding_nbytes: as in `LoaderStats`, for this batch.
         """
         thread, counts = self._thread, self._counts
         last_end, thread.last_end = thread.last_end, (now := self.clock())
@@ -425,7 +425,7 @@ class Meter:
         """Count a wait of this thread's consumer that ends now.
 
         Args:
-            start: The reading of ``clock`` at the start of the wait.
+            start: the reading of ``clock`` at the start of the wait.
         """
         thread = self._thread
         last_end, thread.last_end = thread.last_end, (now := self.clock())
@@ -461,10 +461,10 @@ class Meter:
         """Return the current statistics.
 
         Args:
-            inner: Statistics of the loader that this one wraps. They provide the
+            inner: statistics of the loader that this one wraps. They provide the
                 counters that only that loader has: fetch, collate, pack, bytes,
                 padding, the ring and its workers.
-            inner_before: Statistics of that loader when counting began here.
+            inner_before: statistics of that loader when counting began here.
         """
         with self._lock:
             counts = dict(self._counts)
@@ -523,9 +523,9 @@ def warn_about_padding(meter: Meter, stacked_nbytes: int, padding_nbytes: int) -
     """Warn if a large fraction of the stacked bytes of a loader is padding.
 
     Args:
-        meter: The meter of the loader, which has counted this batch.
-        stacked_nbytes: The stacked bytes of this batch.
-        padding_nbytes: The bytes of padding in this batch.
+        meter: the meter of the loader, which has counted this batch.
+        stacked_nbytes: the stacked bytes of this batch.
+        padding_nbytes: the bytes of padding in this batch.
     """
     if padding_nbytes <= MUCH_PADDING * stacked_nbytes or has_warned("PP211"):
         return

@@ -64,9 +64,9 @@ def has_frame(error: BaseException, name: str, file: str) -> bool:
     """Return True if an error came through a function of this name.
 
     Args:
-        error: The error.
-        name: The name of the function.
-        file: The end of the name of its file.
+        error: the error.
+        name: the name of the function.
+        file: the end of the name of its file.
     """
     step = error.__traceback__
     while step is not None:
@@ -128,8 +128,8 @@ class LocatingFetcher:
     """Wraps a fetcher of torch so that its errors name the samples that were read.
 
     Args:
-        fetcher: The fetcher.
-        report: Called with an error and a text that locates its samples.
+        fetcher: the fetcher.
+        report: called with an error and a text that locates its samples.
     """
 
     def __init__(

@@ -211,8 +211,8 @@ def watch(source: Any, stopped: Callable[[], bool]) -> None:
     """Let waits of this iterator end within `SLICE` after a stop or a worker's death.
 
     Args:
-        source: The iterator.
-        stopped: Returns True if the batch is not needed any more. The wait then raises
+        source: the iterator.
+        stopped: returns True if the batch is not needed any more. The wait then raises
             `Stopped`.
     """
     if not has_workers(source):
@@ -276,10 +276,10 @@ class DeadWorker(NamedTuple):
     """A worker that died.
 
     Attributes:
-        number: The number of the worker in its loader.
-        pid: Its process id.
-        code: Its exit code. Negative: the signal that killed it.
-        pending: The indices of each of its batches that did not arrive, if known.
+        number: the number of the worker in its loader.
+        pid: its process id.
+        code: its exit code. Negative: the signal that killed it.
+        pending: the indices of each of its batches that did not arrive, if known.
     """
 
     number: int
@@ -294,8 +294,8 @@ def find_dead_worker(
     """Return a worker that died, None if all are alive or have finished.
 
     Args:
-        source: The iterator.
-        any_code: Include workers with exit code 0, which may have called ``exit``.
+        source: the iterator.
+        any_code: include workers with exit code 0, which may have called ``exit``.
         report: torch's report of a dead worker. It names the process.
     """
     workers = list(enumerate(getattr(source, "_workers", ())))
@@ -386,7 +386,7 @@ class ExplainedErrors:
     """A context manager that raises explained errors: see `explain_error`.
 
     Args:
-        source: The iterator that waits in the block.
+        source: the iterator that waits in the block.
     """
 
     def __init__(self, source: Any) -> None:
@@ -415,9 +415,9 @@ def clear_error_frames(
     error contains them.
 
     Args:
-        error: The error.
-        source: The iterator.
-        handled: The exception that the caller of the iterator handles. It is a context
+        error: the error.
+        source: the iterator.
+        handled: the exception that the caller of the iterator handles. It is a context
             of the error, and the caller may still use its frames.
     """
     if not has_workers(source):
@@ -442,8 +442,8 @@ class _PipeReader(_base):  # type: ignore[misc]  # of a class that is Any
     """The reading end of a pipe whose writers may die: see Note [half a message].
 
     Attributes:
-        is_lost: Returns True if a writer has died, possibly inside a message.
-        is_broken: A message was abandoned, so the start of the next one is unknown.
+        is_lost: returns True if a writer has died, possibly inside a message.
+        is_broken: a message was abandoned, so the start of the next one is unknown.
     """
 
     is_lost: Callable[[], bool]
@@ -472,8 +472,8 @@ def outlive_writers(messages: Any, is_lost: Callable[[], bool]) -> None:
     """Let ``messages.get()`` raise ``queue.Empty`` if the rest of a message is lost.
 
     Args:
-        messages: A ``multiprocessing.Queue``. Other objects are left unchanged.
-        is_lost: Returns True if a writer has died. Called while a message pauses.
+        messages: a ``multiprocessing.Queue``. Other objects are left unchanged.
+        is_lost: returns True if a writer has died. Called while a message pauses.
     """
     reader = getattr(messages, "_reader", None)
     if type(reader) is connection.Connection and hasattr(select, "poll"):

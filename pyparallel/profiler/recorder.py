@@ -277,9 +277,9 @@ class Recorder:
         """Return the number of a loader.
 
         Args:
-            source: A loader of torch, or its iterator. The iterator has no reference to
+            source: a loader of torch, or its iterator. The iterator has no reference to
                 its loader, only to its dataset.
-            ahead: The `PreDataLoader` that reads it.
+            ahead: the `PreDataLoader` that reads it.
         """
         name = "DataLoader" if ahead is None else "PreDataLoader"
         owner = getattr(source, "_dataset", getattr(source, "dataset", source))

@@ -50,8 +50,8 @@ def check_arguments(
     The three limits are 0 for None.
 
     Raises:
-        TypeError: An argument has the wrong type.
-        ValueError: An argument has an impossible value, or limits exclude each other.
+        TypeError: an argument has the wrong type.
+        ValueError: an argument has an impossible value, or limits exclude each other.
     """
     limits = _check_limits(where, batch_size, max_padded, max_batch_size)
     check_flags(
@@ -119,7 +119,7 @@ def check_flags(where: str, **flags: Any) -> None:
     """Check that arguments are bools.
 
     Raises:
-        TypeError: One is not a bool.
+        TypeError: one is not a bool.
     """
     for name, value in flags.items():
         if not isinstance(value, bool):
@@ -135,13 +135,13 @@ def check_state(
     """Return a state, if an object with the same arguments has saved it.
 
     Args:
-        name: The name of the class.
-        state: The argument of ``load_state_dict``.
-        version: The version of the format.
-        arguments: The arguments of the object that loads the state.
+        name: the name of the class.
+        state: the argument of ``load_state_dict``.
+        version: the version of the format.
+        arguments: the arguments of the object that loads the state.
 
     Raises:
-        ValueError: The state has another format or other arguments.
+        ValueError: the state has another format or other arguments.
     """
     where = f"{name}.load_state_dict: the state must"
     if not isinstance(state, dict) or not isinstance(state.get("arguments"), dict):
@@ -176,12 +176,12 @@ def check_numbers(name: str, state: dict[str, Any], **least: int) -> dict[str, i
     """Return entries of a state that must be integers.
 
     Args:
-        name: The name of the class.
-        state: The argument of ``load_state_dict``.
-        least: The least value of each entry.
+        name: the name of the class.
+        state: the argument of ``load_state_dict``.
+        least: the least value of each entry.
 
     Raises:
-        ValueError: An entry is missing, or is no such integer.
+        ValueError: an entry is missing, or is no such integer.
     """
     for entry, minimum in least.items():
         value = state.get(entry)
@@ -198,7 +198,7 @@ def check_history(name: str, state: dict[str, Any]) -> tuple[tuple[int, int], ..
     """Return the numbers of ranks and steps of the earlier parts of an epoch.
 
     Raises:
-        ValueError: The entry is missing or no list of pairs of positive integers.
+        ValueError: the entry is missing or no list of pairs of positive integers.
     """
     history = state.get("history")
     if isinstance(history, list) and all(

@@ -40,7 +40,7 @@ def size_codes(sizes: Array) -> Array:
     linearly between two powers of two. So equal sizes have equal codes on any machine.
 
     Args:
-        sizes: Sizes from 0 to `MAX_SIZE`, of any shape.
+        sizes: sizes from 0 to `MAX_SIZE`, of any shape.
     """
     bits = (sizes.astype(np.float32) + np.float32(1)).view(np.int32)
     codes: Array = bits.astype(np.int64) - _BITS_OF_1
@@ -54,8 +54,8 @@ def _sort_segments(codes: Array, counts: Array) -> Array:
     times as fast as one long sort, and sorts of packed integers as `numpy.lexsort`.
 
     Args:
-        codes: The code of each sample in one dimension.
-        counts: The numbers of samples of the segments.
+        codes: the code of each sample in one dimension.
+        counts: the numbers of samples of the segments.
     """
     keys = (codes << _POSITION_BITS) | np.arange(len(codes))
     powers = np.frexp(counts)[1]
@@ -85,11 +85,11 @@ def _sort_for_halves(
     It is the dimension along which two halves need the least elements with padding.
 
     Args:
-        sizes: The sizes of the samples, ``(d, n)``.
-        codes: Their codes.
-        counts: The numbers of samples of the segments.
-        left: The numbers of samples of their first halves, 0 if not divided.
-        elements: Returns the elements of one padded sample of batches, from the largest
+        sizes: the sizes of the samples, ``(d, n)``.
+        codes: their codes.
+        counts: the numbers of samples of the segments.
+        left: the numbers of samples of their first halves, 0 if not divided.
+        elements: returns the elements of one padded sample of batches, from the largest
             sizes ``(d, m)``.
     """
     order = _sort_segments(codes[0], counts)
@@ -124,11 +124,11 @@ def divide_by_count(
     Every batch has ``batch_size`` samples, except the last one of a window.
 
     Args:
-        sizes: The sizes of the samples of a block, ``(d, n)``.
-        codes: Their codes.
-        counts: The numbers of samples of the windows of the block.
-        batch_size: The number of samples of a batch.
-        elements: As of `_sort_for_halves`.
+        sizes: the sizes of the samples of a block, ``(d, n)``.
+        codes: their codes.
+        counts: the numbers of samples of the windows of the block.
+        batch_size: the number of samples of a batch.
+        elements: as of `_sort_for_halves`.
     """
     order = np.arange(codes.shape[1])
     while counts.max() > batch_size:
@@ -153,13 +153,13 @@ def divide_by_budget(
     """Return the samples in the order of their batches, and the batches' lengths.
 
     Args:
-        sizes: The sizes of the samples of a block, ``(d, n)``.
-        codes: Their codes.
-        counts: The numbers of samples of the windows of the block.
-        load: Returns the fraction of the budget that batches need, from the largest
+        sizes: the sizes of the samples of a block, ``(d, n)``.
+        codes: their codes.
+        counts: the numbers of samples of the windows of the block.
+        load: returns the fraction of the budget that batches need, from the largest
             sizes ``(d, m)`` and the numbers of samples ``(m,)``. Batches of 1 or less
             fit. It must not decrease with a size or a number.
-        elements: As of `_sort_for_halves`.
+        elements: as of `_sort_for_halves`.
     """
     orders, lengths = [], []
     order = np.arange(codes.shape[1])
@@ -204,7 +204,7 @@ class _BudgetDivider:
         """Return the order of the batches, their lengths, and the other samples.
 
         Args:
-            minimum: The least load of a batch. Samples of smaller ones are the others,
+            minimum: the least load of a batch. Samples of smaller ones are the others,
                 except batches with which the next sample did not fit.
         """
         orders, lengths, rests = [], [], []

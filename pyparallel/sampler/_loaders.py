@@ -27,12 +27,12 @@ def check_dataset(sampler: Any, loader: Any, num_samples: int) -> None:
     """Check that a loader has a dataset of as many samples as its sampler.
 
     Args:
-        sampler: The sampler.
-        loader: Its loader. The dataset may have no length.
-        num_samples: The number of samples of the sampler.
+        sampler: the sampler.
+        loader: its loader. The dataset may have no length.
+        num_samples: the number of samples of the sampler.
 
     Raises:
-        ValueError: The numbers differ.
+        ValueError: the numbers differ.
     """
     try:
         found = len(loader.dataset)
@@ -53,11 +53,11 @@ def check_batches(sampler: Any, owner: Any) -> None:
     """Check that batches of a batch sampler are not put into batches.
 
     Args:
-        sampler: The batch sampler.
-        owner: A ``BatchSampler`` of torch, or a loader.
+        sampler: the batch sampler.
+        owner: a ``BatchSampler`` of torch, or a loader.
 
     Raises:
-        TypeError: They would be.
+        TypeError: they would be.
     """
     if isinstance(owner, DataLoader):
         owner = owner.batch_sampler
@@ -74,11 +74,11 @@ def check_loader_of_pass(sampler: Any) -> None:
     """Call ``check_loader`` with the loader that calls ``iter()`` of a sampler.
 
     Args:
-        sampler: The sampler. Its ``__iter__`` calls this function.
+        sampler: the sampler. Its ``__iter__`` calls this function.
 
     Raises:
-        TypeError: The loader got it as another argument.
-        ValueError: The loader has another dataset.
+        TypeError: the loader got it as another argument.
+        ValueError: the loader has another dataset.
     """
     frame: FrameType | None = sys._getframe(2)
     for _ in range(_MAX_CALLS):

@@ -38,14 +38,14 @@ def measure_sizes(
     """Return the sizes of all samples, ``(n, d)``.
 
     Args:
-        size_of: Returns the size, or the sizes, of the sample of an index.
-        num_samples: The number of samples.
-        progress: Whether to show a progress bar, if tqdm is installed.
-        cache: The file of the sizes. If it does not exist, it is written.
+        size_of: returns the size, or the sizes, of the sample of an index.
+        num_samples: the number of samples.
+        progress: whether to show a progress bar, if tqdm is installed.
+        cache: the file of the sizes. If it does not exist, it is written.
 
     Raises:
-        TypeError: A size is not an integer or a sequence of integers.
-        ValueError: A size is impossible, or the file cannot be used.
+        TypeError: a size is not an integer or a sequence of integers.
+        ValueError: a size is impossible, or the file cannot be used.
 
     Warns:
         LoaderWarning: The file could not be written, for example on a full disk.
@@ -98,7 +98,7 @@ def _exists(cache: Path) -> bool:
     """Return True if the file exists. Otherwise check that its folder is writable.
 
     Raises:
-        ValueError: It is not.
+        ValueError: it is not.
     """
     try:
         if cache.exists():
@@ -134,7 +134,7 @@ def _read(cache: Path, size_of: SizeOf, num_samples: int) -> Sizes:
     """Return the sizes of a file, if they belong to these samples.
 
     Raises:
-        ValueError: They do not, or it is no such file.
+        ValueError: they do not, or it is no such file.
     """
     where = f"{_WHERE} cache={str(cache)!r} must"
     advice = "Delete the file, or use another path."

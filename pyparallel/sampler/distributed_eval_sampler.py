@@ -25,17 +25,17 @@ class DistributedEvalSampler(DistributedSampler[Any]):
     ``DistributedSampler``.
 
     Args:
-        dataset: The map-style dataset.
-        num_replicas: The number of ranks. None: the size of the default group of
+        dataset: the map-style dataset.
+        num_replicas: the number of ranks. None: the size of the default group of
             ``torch.distributed`` at the first ``iter()`` or ``len()``, 1 if it is not
             initialised.
-        rank: The rank of this process. None: its rank in that group, 0 without one.
-        pad: Append one sample on ranks that have one less, for models that communicate
+        rank: the rank of this process. None: its rank in that group, 0 without one.
+        pad: append one sample on ranks that have one less, for models that communicate
             in their forward pass. Leave it out of the results: see `num_valid`.
 
     Raises:
-        TypeError: An argument has the wrong type.
-        ValueError: A number is negative, or the rank is too large.
+        TypeError: an argument has the wrong type.
+        ValueError: a number is negative, or the rank is too large.
 
     Example:
         >>> [list(DistributedEvalSampler(range(5), 2, rank)) for rank in (0, 1)]
@@ -96,7 +96,7 @@ class DistributedEvalSampler(DistributedSampler[Any]):
         """Yield the indices of this rank in the order of the dataset.
 
         Raises:
-            ValueError: The group of ``torch.distributed`` has changed.
+            ValueError: the group of ``torch.distributed`` has changed.
         """
         (step, first), length = self._ranks.use(), self._length()
         return (
@@ -108,10 +108,10 @@ class DistributedEvalSampler(DistributedSampler[Any]):
         """Check that a loader has this dataset. `DataLoader` calls it.
 
         Args:
-            loader: A loader with this ``sampler``.
+            loader: a loader with this ``sampler``.
 
         Raises:
-            ValueError: The loader's dataset has another length.
+            ValueError: the loader's dataset has another length.
         """
         check_dataset(self, loader, self._length())
 

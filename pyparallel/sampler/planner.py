@@ -36,12 +36,12 @@ def check_sizes(sizes: Any) -> Sizes:
     """Return sizes as a new array of shape ``(n, d)``.
 
     Args:
-        sizes: An array, a tensor or nested sequences of integers, ``(n,)`` or
+        sizes: an array, a tensor or nested sequences of integers, ``(n,)`` or
             ``(n, d)``.
 
     Raises:
-        TypeError: The sizes are not integers.
-        ValueError: The shape is another one, or a size is negative or too large.
+        TypeError: the sizes are not integers.
+        ValueError: the shape is another one, or a size is negative or too large.
     """
     # NumPy would read all samples of a data set.
     if not (isinstance(sizes, Sequence) or hasattr(sizes, "__array__")):
@@ -91,7 +91,7 @@ class PaddedShapes:
         """Check the number of dimensions of a padding.
 
         Raises:
-            ValueError: The padding has another number of dimensions.
+            ValueError: the padding has another number of dimensions.
         """
         options = padding or Padding()
         if options.num_dims not in (None, num_dims):
@@ -111,11 +111,11 @@ class PaddedShapes:
         """Check that one shape of the padding holds all samples.
 
         Args:
-            sizes: The sizes of samples, ``(n, d)``.
-            names: The format of the name of a sample.
+            sizes: the sizes of samples, ``(n, d)``.
+            names: the format of the name of a sample.
 
         Raises:
-            ValueError: No shape of the padding holds all samples.
+            ValueError: no shape of the padding holds all samples.
         """
         if not self._buckets or not len(sizes):
             return
@@ -154,13 +154,13 @@ def find_candidates(
     """Return the indices of the samples that fit the budget.
 
     Args:
-        sizes: The sizes of the samples.
-        shapes: The shapes of padded batches.
-        max_padded: The budget, 0 without one.
-        skip_oversized: Whether to leave out the others, instead of an error.
+        sizes: the sizes of the samples.
+        shapes: the shapes of padded batches.
+        max_padded: the budget, 0 without one.
+        skip_oversized: whether to leave out the others, instead of an error.
 
     Raises:
-        ValueError: A sample exceeds the budget, unless ``skip_oversized``.
+        ValueError: a sample exceeds the budget, unless ``skip_oversized``.
     """
     found = [np.zeros(0, dtype=np.int32)]
     for begin in range(0, len(sizes), _BLOCK):
@@ -187,12 +187,12 @@ class Plan:
     """The batches of an epoch, or of the rest of an epoch, for all ranks.
 
     Attributes:
-        samples: The indices of the samples, batch by batch.
-        ends: The position after the last sample of each batch, preceded by 0.
-        shapes: The padded shapes of the batches, ``(d, batches)``.
-        costs: The padded elements of the batches.
-        steps: The numbers of the batches, ``(steps, num_replicas)``.
-        num_complete: The number of steps without repeated batches.
+        samples: the indices of the samples, batch by batch.
+        ends: the position after the last sample of each batch, preceded by 0.
+        shapes: the padded shapes of the batches, ``(d, batches)``.
+        costs: the padded elements of the batches.
+        steps: the numbers of the batches, ``(steps, num_replicas)``.
+        num_complete: the number of steps without repeated batches.
     """
 
     samples: npt.NDArray[np.int32]
@@ -223,16 +223,16 @@ class Planner:
     """The arguments of a sampler that determine its plans, apart from the ranks.
 
     Attributes:
-        sizes: The sizes of the samples, ``(n, d)``.
-        shapes: The shapes of padded batches.
-        candidates: The indices of the samples that batches may have.
-        batch_size: The number of samples of a batch, 0 with a budget.
-        max_padded: The budget of a batch in padded elements, 0 without one.
-        max_batch_size: The limit of samples of a batch with a budget, 0: no limit.
-        shuffle: Whether plans are random.
-        seed: The seed of all plans.
-        window: The number of batches that are divided together.
-        drop_last: Whether to drop samples that do not fill a step.
+        sizes: the sizes of the samples, ``(n, d)``.
+        shapes: the shapes of padded batches.
+        candidates: the indices of the samples that batches may have.
+        batch_size: the number of samples of a batch, 0 with a budget.
+        max_padded: the budget of a batch in padded elements, 0 without one.
+        max_batch_size: the limit of samples of a batch with a budget, 0: no limit.
+        shuffle: whether plans are random.
+        seed: the seed of all plans.
+        window: the number of batches that are divided together.
+        drop_last: whether to drop samples that do not fill a step.
     """
 
     sizes: Sizes
@@ -256,9 +256,9 @@ class Planner:
         """Return the plan of the rest of an epoch.
 
         Args:
-            epoch: The number of the epoch.
-            num_replicas: The number of ranks.
-            history: The earlier parts of this epoch with other numbers of ranks: the
+            epoch: the number of the epoch.
+            num_replicas: the number of ranks.
+            history: the earlier parts of this epoch with other numbers of ranks: the
                 number of ranks and the number of steps of each part.
         """
         left = self.candidates
@@ -284,9 +284,9 @@ class Planner:
         """Return the plan of samples.
 
         Args:
-            left: The indices of the samples.
-            num_replicas: The number of ranks.
-            generator: Determines the order.
+            left: the indices of the samples.
+            num_replicas: the number of ranks.
+            generator: determines the order.
         """
         samples = generator.permutation(left) if self.shuffle else left.copy()
         if self.batch_size and self.drop_last:

@@ -19,13 +19,13 @@ class Ranks:
     of ranks would be mixed.
 
     Args:
-        where: The name of the sampler in messages.
-        num_replicas: The number of ranks. None: that of the group.
-        rank: The rank. None: that in the group.
+        where: the name of the sampler in messages.
+        num_replicas: the number of ranks. None: that of the group.
+        rank: the rank. None: that in the group.
 
     Raises:
-        TypeError: One is not an integer.
-        ValueError: One is negative, or the rank is too large.
+        TypeError: one is not an integer.
+        ValueError: one is negative, or the rank is too large.
     """
 
     def __init__(self, where: str, num_replicas: int | None, rank: int | None) -> None:
@@ -45,7 +45,7 @@ class Ranks:
         """Return the number of ranks and the rank, and keep them.
 
         Raises:
-            ValueError: The group has other numbers than at the first use, or the rank
+            ValueError: the group has other numbers than at the first use, or the rank
                 is too large.
         """
         if None not in self._given:

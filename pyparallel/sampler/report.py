@@ -15,14 +15,14 @@ class BatchFigures:
     """The figures of the batches of one epoch, on all ranks.
 
     Attributes:
-        padding: The fraction of the elements of the batches that are padding.
-        num_shapes: The number of different shapes of batches, with their number of
+        padding: the fraction of the elements of the batches that are padding.
+        num_shapes: the number of different shapes of batches, with their number of
             samples.
-        balance_mean: The largest cost of a step's batches divided by their mean cost:
+        balance_mean: the largest cost of a step's batches divided by their mean cost:
             the mean over the steps. 1: all ranks have the same work.
-        balance_p99: The same, exceeded by 1 % of the steps.
-        num_steps: The number of batches of each rank.
-        batch_size_mean: The mean number of samples of a batch.
+        balance_p99: the same, exceeded by 1 % of the steps.
+        num_steps: the number of batches of each rank.
+        batch_size_mean: the mean number of samples of a batch.
     """
 
     padding: float
@@ -38,8 +38,8 @@ class SizeBatchReport:
     """The figures of a plan, beside random batches of the same number of samples.
 
     Attributes:
-        planned: The figures of the plan.
-        random: The figures of random batches. They ignore ``max_padded``.
+        planned: the figures of the plan.
+        random: the figures of random batches. They ignore ``max_padded``.
     """
 
     planned: BatchFigures

@@ -54,45 +54,45 @@ class SizeBatchSampler(Sampler[list[int]]):
     torchdata's ``Stateful`` protocol.
 
     Args:
-        sizes: The integer sizes of the dimensions that are padded: an array, a tensor
+        sizes: the integer sizes of the dimensions that are padded: an array, a tensor
             or a sequence, ``(n,)`` or ``(n, d)``. For example the lengths of texts, or
             the heights and widths of images. Or a function that returns the size, or
             the sizes, of the sample of an index. It is called once for each sample.
-        batch_size: The number of samples of a batch.
-        max_padded: Instead of ``batch_size``: the largest number of elements of a
+        batch_size: the number of samples of a batch.
+        max_padded: instead of ``batch_size``: the largest number of elements of a
             batch with its padding, that is tokens or pixels.
-        max_batch_size: The largest number of samples of a batch of ``max_padded``.
-        padding: The `Padding` of the field. The sampler uses its target shapes, and
+        max_batch_size: the largest number of samples of a batch of ``max_padded``.
+        padding: the `Padding` of the field. The sampler uses its target shapes, and
             with its ``buckets`` or ``size_divisor`` the batches have few shapes.
-        shuffle: Make the plan random. Otherwise the windows are in the order of the
+        shuffle: make the plan random. Otherwise the windows are in the order of the
             data set, and the batches in the order of the windows.
-        seed: The seed of the plan. It must be the same on all ranks.
-        window: The number of batches that are divided together. A larger number means
+        seed: the seed of the plan. It must be the same on all ranks.
+        window: the number of batches that are divided together. A larger number means
             less padding. A smaller number means more random batches.
-        drop_last: Drop the samples that do not fill a batch on each rank. They are
+        drop_last: drop the samples that do not fill a batch on each rank. They are
             other ones in each epoch. Otherwise the last batch is smaller, and the last
             step repeats batches on ranks that would have none.
-        num_replicas: The number of ranks. None: the size of the default group of
+        num_replicas: the number of ranks. None: the size of the default group of
             ``torch.distributed`` at the first ``iter()``, ``len()`` or `report`, 1 if
             it is not initialised.
-        rank: The rank of this process. None: its rank in that group, 0 without one.
-        skip_oversized: Leave out samples that alone exceed ``max_padded``, instead of
+        rank: the rank of this process. None: its rank in that group, 0 without one.
+        skip_oversized: leave out samples that alone exceed ``max_padded``, instead of
             an error. `num_skipped` is their number.
-        num_samples: The number of samples, if ``sizes`` is a function.
-        progress: Show a progress bar for calls of ``sizes``, if tqdm is installed.
-        cache: The path of a file for the sizes, if ``sizes`` is a function. If the file
+        num_samples: the number of samples, if ``sizes`` is a function.
+        progress: show a progress bar for calls of ``sizes``, if tqdm is installed.
+        cache: the path of a file for the sizes, if ``sizes`` is a function. If the file
             does not exist, the sizes are evaluated and written. Otherwise they are
             read, and the function is called only for the first and the last sample, to
             compare them. Delete the file if other sizes change.
 
     Attributes:
-        sizes: The sizes as an array ``(n, d)``.
-        num_skipped: The number of samples that were left out as oversized.
+        sizes: the sizes as an array ``(n, d)``.
+        num_skipped: the number of samples that were left out as oversized.
 
     Raises:
         ImportError: NumPy is not installed.
-        TypeError: An argument has the wrong type.
-        ValueError: An argument has an impossible value, or a sample exceeds
+        TypeError: an argument has the wrong type.
+        ValueError: an argument has an impossible value, or a sample exceeds
             ``max_padded``. The message names the sample.
 
     Example:
@@ -196,7 +196,7 @@ class SizeBatchSampler(Sampler[list[int]]):
         """Yield the batches of this rank in this epoch, after a loaded position.
 
         Raises:
-            ValueError: The sizes are not those of the loader's dataset, if it is known,
+            ValueError: the sizes are not those of the loader's dataset, if it is known,
                 or the group of ``torch.distributed`` has changed.
         """
         check_loader_of_pass(self)
@@ -275,10 +275,10 @@ class SizeBatchSampler(Sampler[list[int]]):
         epoch, ``iter()`` yields nothing, and the one after it begins the next epoch.
 
         Args:
-            state_dict: A return value of `state_dict`, of any rank.
+            state_dict: a return value of `state_dict`, of any rank.
 
         Raises:
-            ValueError: The state has another format, or belongs to a sampler with other
+            ValueError: the state has another format, or belongs to a sampler with other
                 arguments or sizes. The sampler is unchanged.
         """
         state = check_state("SizeBatchSampler", state_dict, _VERSION, self._arguments)
@@ -308,11 +308,11 @@ class SizeBatchSampler(Sampler[list[int]]):
         """Check that a loader can use this sampler. `DataLoader` calls it.
 
         Args:
-            loader: A loader with this ``batch_sampler``.
+            loader: a loader with this ``batch_sampler``.
 
         Raises:
-            TypeError: The sampler was passed as ``sampler``.
-            ValueError: The number of sizes is not the number of samples of the dataset.
+            TypeError: the sampler was passed as ``sampler``.
+            ValueError: the number of sizes is not the number of samples of the dataset.
         """
         check_batches(self, loader)
         check_dataset(self, loader, len(self.sizes))
@@ -343,13 +343,13 @@ class _Position(NamedTuple):
     """A place in an epoch.
 
     Attributes:
-        epoch: The number of the epoch.
-        next_epoch: The number of the epoch after it.
-        history: The parts of the epoch before the last change of the number of ranks:
+        epoch: the number of the epoch.
+        next_epoch: the number of the epoch after it.
+        history: the parts of the epoch before the last change of the number of ranks:
             their numbers of ranks and of steps.
-        num_replicas: The number of ranks of the last part, 0 before its first step.
-        step: The number of its steps that were yielded.
-        is_used: A pass of this sampler has yielded the last of these steps.
+        num_replicas: the number of ranks of the last part, 0 before its first step.
+        step: the number of its steps that were yielded.
+        is_used: a pass of this sampler has yielded the last of these steps.
     """
 
     epoch: int

@@ -43,30 +43,30 @@ class SizeBatcher(IterableDataset[list[T]]):
     it is read from its start.
 
     Args:
-        dataset: An iterable of samples, which must yield the same samples again after
+        dataset: an iterable of samples, which must yield the same samples again after
             a state is loaded.
-        size_of: Returns the integer sizes of the dimensions of a sample that are
+        size_of: returns the integer sizes of the dimensions of a sample that are
             padded: one integer, or a sequence.
-        batch_size: As of `SizeBatchSampler`.
-        max_padded: As of `SizeBatchSampler`.
-        max_batch_size: As of `SizeBatchSampler`.
-        padding: As of `SizeBatchSampler`.
-        shuffle: Yield the batches of a window in random order. The samples of the
+        batch_size: as of `SizeBatchSampler`.
+        max_padded: as of `SizeBatchSampler`.
+        max_batch_size: as of `SizeBatchSampler`.
+        padding: as of `SizeBatchSampler`.
+        shuffle: yield the batches of a window in random order. The samples of the
             dataset are not shuffled otherwise.
-        seed: The seed of that order.
-        window: The number of batches that are divided together.
-        drop_last: Drop the samples at the end that do not fill a batch.
-        skip_oversized: Leave out samples that alone exceed ``max_padded``, instead of
+        seed: the seed of that order.
+        window: the number of batches that are divided together.
+        drop_last: drop the samples at the end that do not fill a batch.
+        skip_oversized: leave out samples that alone exceed ``max_padded``, instead of
             an error.
 
     Attributes:
-        epoch: The number of the epoch, by `set_epoch`.
-        num_skipped: The number of samples that this process has left out as oversized.
+        epoch: the number of the epoch, by `set_epoch`.
+        num_skipped: the number of samples that this process has left out as oversized.
 
     Raises:
         ImportError: NumPy is not installed.
-        TypeError: An argument, or a size, has the wrong type.
-        ValueError: An argument, or a size, has an impossible value, or a sample exceeds
+        TypeError: an argument, or a size, has the wrong type.
+        ValueError: an argument, or a size, has an impossible value, or a sample exceeds
             ``max_padded``. The message names the sample.
 
     Example:
@@ -180,10 +180,10 @@ class SizeBatcher(IterableDataset[list[T]]):
         The epoch of the state is also set in the dataset, if it has ``set_epoch``.
 
         Args:
-            state_dict: A return value of `state_dict`.
+            state_dict: a return value of `state_dict`.
 
         Raises:
-            ValueError: The state has another format, or belongs to a batcher with other
+            ValueError: the state has another format, or belongs to a batcher with other
                 arguments.
         """
         state = check_state("SizeBatcher", state_dict, _VERSION, self._arguments)
@@ -224,8 +224,8 @@ class _Begin:
     """The beginning of a pass over a stateful dataset.
 
     Attributes:
-        source: The state of the dataset before the pass.
-        second: The pickled state after the first sample.
+        source: the state of the dataset before the pass.
+        second: the pickled state after the first sample.
     """
 
     source: Any
@@ -237,11 +237,11 @@ class _Position:
     """A place between two batches.
 
     Attributes:
-        number: The number of the window.
-        before: The number of samples of the dataset before the window.
-        source: The state of the dataset before the window, if it has one.
-        num_read: The number of samples of the dataset in the window.
-        num_batches: The number of its batches that were yielded.
+        number: the number of the window.
+        before: the number of samples of the dataset before the window.
+        source: the state of the dataset before the window, if it has one.
+        num_read: the number of samples of the dataset in the window.
+        num_batches: the number of its batches that were yielded.
     """
 
     number: int = 0
@@ -256,11 +256,11 @@ class _Window:
     """Samples that are divided together.
 
     Attributes:
-        start: The position before the first batch.
-        samples: The samples. Those of yielded batches are replaced by None.
-        sizes: Their sizes.
-        loads: Their shares of a batch.
-        load: The sum of the shares.
+        start: the position before the first batch.
+        samples: the samples. Those of yielded batches are replaced by None.
+        sizes: their sizes.
+        loads: their shares of a batch.
+        load: the sum of the shares.
     """
 
     start: _Position
@@ -284,7 +284,7 @@ class _Reader:
         """Begin at the window of a position.
 
         Raises:
-            ValueError: The dataset ends before it.
+            ValueError: the dataset ends before it.
         """
         self._batcher, self._options = batcher, batcher._arguments
         self._planner = import_planner(_WHERE)
@@ -360,7 +360,7 @@ class _Reader:
         """Read samples until the window is full, or the dataset ends.
 
         Args:
-            pending: The load of the samples of the window before it.
+            pending: the load of the samples of the window before it.
         """
         while pending + self.window.load < self._target:
             if not self._read_into(self.window):

@@ -166,9 +166,9 @@ class _Unpickler(pickle.Unpickler):
     """Unpickle a batch and replace the numbers by tensors.
 
     Args:
-        body: The pickle.
-        names: The functions to call in place of those of this module.
-        buffers: The buffers of arrays.
+        body: the pickle.
+        names: the functions to call in place of those of this module.
+        buffers: the buffers of arrays.
     """
 
     def __init__(
