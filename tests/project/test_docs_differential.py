@@ -95,7 +95,10 @@ def test_a_stopped_program_of_accelerate_ends_with_the_same_weights(
 
 @needs("accelerate", "transformers")
 @pytest.mark.parametrize("number", [1, 4])
-def test_other_programs_run_in_two_processes(number: int, tmp_path: Path) -> None:
+def test_other_programs_run_in_two_processes(
+    number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)  # transformers makes a folder
     program = tmp_path / "train.py"
     program.write_text(FRAMEWORKS[number].text, encoding="utf-8")
     done = torchrun(program)
