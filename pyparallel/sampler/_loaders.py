@@ -1,4 +1,4 @@
-"""Check that a sampler fits its loader: its dataset, and the argument it is passed as.
+"""Check that a sampler fits its loader: dataset, argument, and division into ranks.
 
 A sampler does not know its loader. `DataLoader` of this package asks for the check when
 it is made. For other loaders, the check finds the loader when it calls ``iter()``.
@@ -70,15 +70,38 @@ def check_batches(sampler: Any, owner: Any) -> None:
         )
 
 
-def check_loader_of_pass(sampler: Any) -> None:
+def check_divided_once(sampler: Any, owner: Any) -> None:
+    """Check that batches of one rank are not divided between the ranks again.
+
+    Args:
+        sampler: a sampler with the attribute ``num_replicas``.
+        owner: a batch sampler. That of accelerate (``BatchSamplerShard``) yields each
+            ``num_processes``-th batch of another one.
+
+    Raises:
+        ValueError: they would be, and most samples would never be used.
+    """
+    num_processes = getattr(owner, "num_processes", 1)
+    if num_processes > 1 < sampler.num_replicas:
+        name = type(sampler).__name__
+        raise BatchValueError(
+            f"{name}: only one of the samplers must divide the samples between ranks, "
+            f"but {name} divides them by {sampler.num_replicas}, and "
+            f"{type(owner).__name__} divides its batches by {num_processes}. Leave the "
+            f"loader out of prepare(), or use {name}(..., num_replicas=1, rank=0)."
+        )
+
+
+def check_loader_of_pass(sampler: Any, *, yields_batches: bool) -> None:
     """Call ``check_loader`` with the loader that calls ``iter()`` of a sampler.
 
     Args:
         sampler: the sampler. Its ``__iter__`` calls this function.
+        yields_batches: it is a batch sampler.
 
     Raises:
         TypeError: the loader got it as another argument.
-        ValueError: the loader has another dataset.
+        ValueError: the loader has another dataset, or divides the batches again.
     """
     frame: FrameType | None = sys._getframe(2)
     for _ in range(_MAX_CALLS):
@@ -86,7 +109,9 @@ def check_loader_of_pass(sampler: Any) -> None:
             return
         owner = frame.f_locals.get("self")
         if isinstance(owner, BatchSampler):
-            check_batches(sampler, owner)
+            if yields_batches:
+                check_batches(sampler, owner)
+            check_divided_once(sampler, owner)
         if isinstance(owner, DataLoader):
             if any(sampler is part for part in (owner.batch_sampler, owner.sampler)):
                 sampler.check_loader(owner)

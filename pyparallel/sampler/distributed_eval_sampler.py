@@ -9,7 +9,7 @@ from torch.utils.data import DistributedSampler
 
 from ..core.text import plural
 from ._arguments import check_flags
-from ._loaders import check_dataset
+from ._loaders import check_dataset, check_loader_of_pass
 from .ranks import Ranks
 
 _WHERE = "DistributedEvalSampler:"
@@ -96,8 +96,11 @@ class DistributedEvalSampler(DistributedSampler[Any]):
         """Yield the indices of this rank in the order of the dataset.
 
         Raises:
-            ValueError: the group of ``torch.distributed`` has changed.
+            ValueError: the loader has a dataset of another length, if it is known;
+                accelerate divides the batches again; or the group of
+                ``torch.distributed`` has changed.
         """
+        check_loader_of_pass(self, yields_batches=False)
         (step, first), length = self._ranks.use(), self._length()
         return (
             index % length

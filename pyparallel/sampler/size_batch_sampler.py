@@ -196,10 +196,11 @@ class SizeBatchSampler(Sampler[list[int]]):
         """Yield the batches of this rank in this epoch, after a loaded position.
 
         Raises:
-            ValueError: the sizes are not those of the loader's dataset, if it is known,
-                or the group of ``torch.distributed`` has changed.
+            ValueError: the sizes are not those of the loader's dataset, if it is known;
+                accelerate divides the batches again; or the group of
+                ``torch.distributed`` has changed.
         """
-        check_loader_of_pass(self)
+        check_loader_of_pass(self, yields_batches=True)
         num_replicas, rank = self._ranks.use()
         start = self._find_start()
         # set_epoch() may follow before the first batch, unless this is a rest.

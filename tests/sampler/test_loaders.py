@@ -142,3 +142,47 @@ def test_a_sampler_may_be_read_in_a_dataset() -> None:
 
     assert len(list(TorchLoader(Batches(), batch_size=None))) == 2
     assert len(list(DataLoader(Batches(), batch_size=None))) == 2
+
+
+# ------------------------------------------------------------------------ divided twice
+class Shard(BatchSampler):
+    """Yields each n-th batch, as accelerate's ``BatchSamplerShard``."""
+
+    def __init__(self, batch_sampler: Any, num_processes: int) -> None:
+        self.batch_sampler, self.num_processes = batch_sampler, num_processes
+
+    def __len__(self) -> int:
+        return len(self.batch_sampler) // self.num_processes
+
+    def __iter__(self) -> Any:
+        for number, batch in enumerate(self.batch_sampler):
+            if number % self.num_processes == 0:
+                yield batch
+
+
+def divided_by_size(ranks: int) -> Any:
+    return SizeBatchSampler([1] * 24, 2, num_replicas=ranks, rank=0, shuffle=False)
+
+
+def divided_for_evaluation(ranks: int) -> Any:
+    sampler = DistributedEvalSampler(range(24), ranks, 0)  # type: ignore[arg-type]
+    return BatchSampler(sampler, 2, False)
+
+
+@pytest.mark.parametrize("cls", [DataLoader, TorchLoader])
+@pytest.mark.parametrize("make", [divided_by_size, divided_for_evaluation])
+def test_samples_are_divided_between_ranks_once(cls: Any, make: Any) -> None:
+    for ranks, processes, num_batches in ((1, 1, 12), (1, 2, 6), (2, 1, 6)):
+        data: Any = range(24)
+        loader = cls(data, batch_sampler=Shard(make(ranks), processes))
+        assert len(list(loader)) == num_batches
+    loader = cls(data, batch_sampler=Shard(make(3), 2))
+    name = "SizeBatchSampler" if make is divided_by_size else "DistributedEvalSampler"
+    text = (
+        f"{name}: only one of the samplers must divide the samples between ranks, but "
+        f"{name} divides them by 3, and Shard divides its batches by 2. Leave the "
+        f"loader out of prepare(), or use {name}(..., num_replicas=1, rank=0)."
+    )
+    for _ in range(2):
+        with pytest.raises(ValueError, match=f"^{re.escape(text)}$"):
+            list(loader)
