@@ -186,6 +186,9 @@ ATTRIBUTES: Mapping[Any, Mapping[str, str]] = {
         "_index_sampler": "its state is part of state_dict",
         "_iterator": "the iterator whose workers persist",
     },
+    torch.TypedStorage: {
+        "_untyped_storage": "sent by workers; `untyped()` warns",
+    },
     nn.Module: {
         "_apply": "detects that a model was moved",
         "_buffers": "filled in replicas",

@@ -228,7 +228,7 @@ class _LeafCollector:
         self.unsupported: list[Any] = []  # numbers -1, -2, ...
         self.permuted: dict[int, tuple[int, ...]] = {}
         self.buffers: list[int] = []
-        self._storages: dict[int, int] = {}  # numbers by address of torch's object
+        self._storages: dict[tuple[int, int], int] = {}  # by address and size
 
     def add_tensor(self, tensor: torch.Tensor) -> int | None:
         """Add a tensor and return its number, None to pickle it with its storage."""
@@ -280,11 +280,12 @@ class _LeafCollector:
         if not self.can_pack or storage.device.type != "cpu":
             return self.add_unsupported(storage)
         # Tensors that share a storage share it after they have arrived.
-        if storage._cdata not in self._storages:
+        key = storage.data_ptr(), storage.nbytes()
+        if key not in self._storages:
             flat: Any = torch.empty(0, dtype=torch.uint8, device="cpu")
-            self._storages[storage._cdata] = len(self.packed)
+            self._storages[key] = len(self.packed)
             self.packed.append(flat.set_(storage))
-        return self._storages[storage._cdata]
+        return self._storages[key]
 
     def add_unsupported(self, value: Any) -> int:
         """Add a tensor or storage that torch sends, and return its number."""

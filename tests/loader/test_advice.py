@@ -19,7 +19,7 @@ from pyparallel.loader.applied import applied_changes
 
 pytestmark = [
     pytest.mark.one_backend,
-    pytest.mark.filterwarnings(r"ignore:\[PP2", "ignore:Sparse invariant checks"),
+    pytest.mark.filterwarnings(r"ignore:\[PP2"),
 ]
 
 
