@@ -31,7 +31,7 @@ class DistributedEvalSampler(DistributedSampler[Any]):
             initialised.
         rank: the rank of this process. None: its rank in that group, 0 without one.
         pad: append one sample on ranks that have one less, for models that communicate
-            in their forward pass. Leave it out of the results: see `num_valid`.
+            in their forward pass. Leave it out of the results: see ``num_valid``.
 
     Raises:
         TypeError: an argument has the wrong type.
