@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
+from loader_sets import wait_for
 from resumed import Eager, Numbers, seed
 from torch.utils.data import BatchSampler, DistributedSampler
 
@@ -276,6 +277,12 @@ def test_three_starts_with_workers(
     check(kind, MODES[number % 6], (3, 2, 1), prefetches, **options)
 
 
+def is_idle(pass_: Any) -> bool:
+    """Return True if a pass of a `PreDataLoader` reads no more batches for now."""
+    is_full = len(pass_.items) >= pass_.options.queue_size
+    return is_full or not pass_.thread.is_alive()
+
+
 @pytest.mark.parametrize("prefetches", [False, True], ids=["plain", "prefetch"])
 @pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("sets", [False, True], ids=["", "set_epoch"])
@@ -293,6 +300,8 @@ def test_the_beginning_of_an_epoch_after_one_that_was_left(
     args, loader = new()
     left = iter(loader)
     next(left)
+    if prefetches:  # its thread reads more of the sampler meanwhile
+        assert wait_for(lambda: is_idle(left._thread), 60)
     if sets:
         run.set_epoch(args, 1)
     batches = iter(loader)
