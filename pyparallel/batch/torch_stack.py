@@ -163,7 +163,8 @@ def _pad_with_bits(
         # The second operation restores the data.
         return F.pad(tensor ^ value, sides) ^ value
     bits = value if value < 2**63 else value - 2**64
-    return _pad_with_bits(tensor.view(torch.int64), sides, bits).view(tensor.dtype)
+    # Both conversions keep the bits. In torch 2.11, vmap has no view of a dtype.
+    return _pad_with_bits(tensor.to(torch.int64), sides, bits).to(tensor.dtype)
 
 
 def check_layouts(samples: Sequence[torch.Tensor], name: Name) -> None:
