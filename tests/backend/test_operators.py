@@ -11,7 +11,7 @@ import pytest
 import torch
 from backends import both, native, needs_native
 from gil import others_run_during
-from repository import ROOT
+from repository import ROOT, python_path
 
 pytestmark = [
     pytest.mark.cuda_torch,
@@ -89,7 +89,11 @@ work()
 
 
 def run_python(code):
-    env = {**os.environ, "PYTHONPATH": str(ROOT), "PYPARALLEL_BACKEND": "python"}
+    env = {
+        **os.environ,
+        "PYTHONPATH": python_path(ROOT),
+        "PYPARALLEL_BACKEND": "python",
+    }
     command = [sys.executable, "-c", code]
     return subprocess.run(command, env=env, capture_output=True, text=True, timeout=120)
 

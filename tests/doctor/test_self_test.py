@@ -18,6 +18,7 @@ from pathlib import Path
 import forkserver
 import psutil
 import pytest
+from repository import python_path
 
 from pyparallel.doctor import self_test
 from pyparallel.doctor.self_test import Failure, two_processes
@@ -77,7 +78,7 @@ def test_the_installed_script_passes_in_any_folder(tmp_path, folder):
         "from pyparallel.__main__ import main\n"
         "if __name__ == '__main__':\n    sys.exit(main())\n"
     )
-    env = os.environ | {"PYTHONPATH": PACKAGE}
+    env = os.environ | {"PYTHONPATH": python_path(PACKAGE)}
     done = subprocess.run(
         [sys.executable, str(script), "doctor", "--json"],
         cwd=tmp_path,
@@ -113,7 +114,7 @@ def test_a_rank_has_its_output_without_a_stderr(tmp_path):
         "self_test.run_rank(0, sys.argv[1], 1.0)"
     )
     shell = ("sh", "-c", 'exec "$0" "$@" 2>&-', sys.executable, "-c", code)
-    env = os.environ | {"PYTHONPATH": PACKAGE}
+    env = os.environ | {"PYTHONPATH": python_path(PACKAGE)}
     subprocess.run([*shell, str(tmp_path)], env=env, check=True, timeout=120)
     assert (tmp_path / "output-0").read_text() == "trained\n"
 

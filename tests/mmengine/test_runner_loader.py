@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from repository import ROOT, SUPPORT
+from repository import ROOT, SUPPORT, python_path
 
 from pyparallel import mmengine as ours
 
@@ -39,7 +39,7 @@ def test_it_trains_as_mmengines_runner_with_the_loader_of_this_package(
     script = SUPPORT / "mmengine_runner_loaders.py"
     done = subprocess.run(
         [sys.executable, script, tmp_path],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        env={**os.environ, "PYTHONPATH": python_path(ROOT)},
         capture_output=True,
         text=True,
         timeout=200,

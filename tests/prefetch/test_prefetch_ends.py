@@ -28,7 +28,7 @@ from prefetch_loaders import (
     prefetch_threads,
     until,
 )
-from repository import ROOT, SUPPORT
+from repository import ROOT, SUPPORT, python_path
 
 from pyparallel import PreDataLoader
 from pyparallel.prefetch import _thread
@@ -225,7 +225,7 @@ def exits() -> dict[str, list[Any]]:
     """Run all ends in processes forked from one that has imported torch."""
     environment = {
         **os.environ,
-        "PYTHONPATH": os.pathsep.join([str(SUPPORT), str(ROOT)]),
+        "PYTHONPATH": python_path(SUPPORT, ROOT),
         "OMP_NUM_THREADS": "1",
     }
     done = subprocess.run(

@@ -21,7 +21,7 @@ import torch
 from process_resources import SERVER
 from profile_records import steady
 from profile_records import summary as summary_of
-from repository import ROOT
+from repository import ROOT, python_path
 from torch.utils.data import DataLoader as TorchLoader
 
 import pyparallel
@@ -354,8 +354,7 @@ def profiled(tmp_path: Path, *options: str, script: tuple[str, ...]) -> int:
 @pytest.fixture(autouse=True)
 def _paths(monkeypatch):
     package = str(Path(pyparallel.__file__).parents[1])
-    paths = [package, os.environ.get("PYTHONPATH", "")]
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, paths)))
+    monkeypatch.setenv("PYTHONPATH", python_path(package))
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 import ast
 import importlib.util
 import json
-import os
 import re
 from pathlib import Path
 
 import pytest
-from repository import ROOT
+from repository import ROOT, python_path
 from torchrun import python, torchrun
 
 import pyparallel
@@ -143,8 +142,7 @@ def test_missing_packages_are_named_with_the_command_that_installs_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "sklearn.py").write_text("raise ImportError('no module sklearn')\n")
-    paths = [str(tmp_path), os.environ.get("PYTHONPATH", "")]
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, paths)))
+    monkeypatch.setenv("PYTHONPATH", python_path(tmp_path))
     done = python(DIGITS, "--help")
     assert done.returncode == 1
     assert "pip install 'pyparallel-torch[demo]'" in done.stderr

@@ -9,19 +9,18 @@ import sys
 
 import pytest
 import soak
-from repository import ROOT, SUPPORT
+from repository import ROOT, SUPPORT, python_path
 
 pytestmark = [pytest.mark.one_backend, pytest.mark.slow]
 
 
 @pytest.mark.timeout(400)
 def test_with_every_fault_no_sample_is_lost_and_nothing_is_left() -> None:
-    path = os.pathsep.join([str(ROOT), str(SUPPORT)])
     # Spawned workers import torch for seconds, so only the long run has them.
     options = ["--batches=24", "--seed=3", "--starts=fork:8 forkserver:3 fork:8"]
     done = subprocess.run(
         [sys.executable, str(SUPPORT / "soak.py"), *options],
-        env={**os.environ, "PYTHONPATH": path},
+        env={**os.environ, "PYTHONPATH": python_path(ROOT, SUPPORT)},
         capture_output=True,
         text=True,
         timeout=390,

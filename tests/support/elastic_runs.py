@@ -18,7 +18,7 @@ from typing import Any
 import forkserver
 import psutil
 import torch
-from repository import ROOT, SUPPORT
+from repository import ROOT, SUPPORT, python_path
 
 import pyparallel
 
@@ -70,10 +70,9 @@ def start(
 
     A file beside the log records each fault.
     """
-    paths = [*PATHS, os.environ.get("PYTHONPATH", "")]
     environment = {
         **os.environ,
-        "PYTHONPATH": os.pathsep.join(filter(None, paths)),
+        "PYTHONPATH": python_path(*PATHS),
         "OMP_NUM_THREADS": "1",
         "GLOO_SOCKET_IFNAME": "lo",
         **command.variables,

@@ -19,7 +19,7 @@ from types import CodeType
 from typing import NamedTuple
 
 import loader_processes
-from repository import ROOT, SUPPORT
+from repository import ROOT, SUPPORT, python_path
 
 #: Seconds until a script is killed by SIGALRM.
 LIMIT = 60
@@ -58,7 +58,7 @@ def run(
         for path, script in zip(paths, scripts, strict=True):
             Path(path).write_text(script)
         program = PROGRAM.format(imports=imports, scripts=paths)
-        modules = os.pathsep.join([str(SUPPORT), str(ROOT)])
+        modules = python_path(SUPPORT, ROOT)
         done = subprocess.run(
             [*within, sys.executable, *options, "-c", program],
             env={**os.environ, "PYTHONPATH": modules, **environment},

@@ -9,7 +9,7 @@ import sys
 import time
 
 import psutil
-from repository import ROOT, SUPPORT
+from repository import ROOT, SUPPORT, python_path
 
 START = """
 import gc, os, resource, sys, time
@@ -22,10 +22,9 @@ torch.set_num_threads(1)
 
 def start(code: str) -> subprocess.Popen[str]:
     """Start Python in a new process group."""
-    path = os.pathsep.join([str(SUPPORT), str(ROOT)])
     return subprocess.Popen(
         [sys.executable, "-W", "error", "-c", START + code],
-        env={**os.environ, "PYTHONPATH": path},
+        env={**os.environ, "PYTHONPATH": python_path(SUPPORT, ROOT)},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

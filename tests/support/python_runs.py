@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from repository import python_path
+
 import pyparallel
 
 ROOT = Path(pyparallel.__file__).parents[1]
@@ -15,7 +17,7 @@ ROOT = Path(pyparallel.__file__).parents[1]
 def run(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-c", code],
-        env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
+        env={**os.environ, "PYTHONPATH": python_path(ROOT), **environment},
         capture_output=True,
         text=True,
         timeout=100,

@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 
 import forkserver
+from repository import python_path
 
 import pyparallel
 
@@ -30,9 +31,8 @@ def python(
 ) -> subprocess.CompletedProcess[str]:
     """Run a script for at most ``limit`` seconds, and return its outcome."""
     package = Path(pyparallel.__file__).parents[1]
-    paths = [str(package), os.environ.get("PYTHONPATH", "")]
     settings = {
-        "PYTHONPATH": os.pathsep.join(filter(None, paths)),
+        "PYTHONPATH": python_path(package),
         "OMP_NUM_THREADS": "1",
         "GLOO_SOCKET_IFNAME": "lo",
     }
