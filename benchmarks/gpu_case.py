@@ -23,7 +23,14 @@ from .gpu_target import DryRun
 from .loader_epochs import Counted
 
 #: The measured times and their headings.
-COLUMNS = {"host": "returns", "seconds": "usable", "device": "device"}
+COLUMNS = {
+    "host": "returns",
+    "seconds": "usable",
+    "device": "device",
+    "queued": "in a row",
+}
+#: The calls in a row.
+_QUEUED = 8
 
 
 class Goal(NamedTuple):
@@ -34,7 +41,7 @@ class Goal(NamedTuple):
             seconds; if empty, ours must take at most ``plus`` seconds.
         factor: see ``peer``.
         plus: see ``peer``.
-        of: the column: ``host``, ``seconds`` or ``device``.
+        of: the column: ``host``, ``seconds``, ``device`` or ``queued``.
         count: an event to count instead of a time.
         most: the limit of ``count``.
     """
@@ -97,6 +104,9 @@ class GpuCase:
         make: creates the data and the functions for a target.
         goals: the goals of our contender.
         measure: compares and returns the record, in place of `measure`.
+        in_a_row: times calls in a row in place of the time on the device: a copy on a
+            stream of its own waits for no event of the current stream, or waits
+            longer for it than the copy takes.
     """
 
     title: str
@@ -104,6 +114,7 @@ class GpuCase:
     make: Callable[[DryRun], Any]
     goals: Sequence[Goal] = ()
     measure: Callable[[GpuCase, DryRun, Effort], Record] | None = None
+    in_a_row: bool = False
 
 
 class Clocks:
@@ -113,8 +124,8 @@ class Clocks:
     clocks have stopped.
     """
 
-    def __init__(self, where: DryRun, turn: Callable[[], None]) -> None:
-        self._where, self._turn = where, turn
+    def __init__(self, where: DryRun, turn: Callable[[], None], in_a_row: bool) -> None:
+        self._where, self._turn, self._in_a_row = where, turn, in_a_row
 
     def __call__(self, call: Callable[[], Any], repeats: int) -> dict[str, float]:
         """Return the means of ``repeats`` calls; see `_harness.Timer`."""
@@ -130,9 +141,21 @@ class Clocks:
             host += returned - start
             del result
         found = {"seconds": usable / repeats, "host": host / repeats}
+        if self._in_a_row:
+            return {**found, "queued": self._queued(call)}
         self._turn()
         on_device = self._where.device_seconds(call, found["host"])
         return found if on_device is None else {**found, "device": on_device}
+
+    def _queued(self, call: Callable[[], Any]) -> float:
+        """Return the time of one of several calls, without a wait between them."""
+        self._where.sync()
+        start = time.perf_counter()
+        for _ in range(_QUEUED):
+            self._turn()
+            call()
+        self._where.sync()
+        return (time.perf_counter() - start) / _QUEUED
 
 
 def measure(case: GpuCase, where: DryRun, effort: Effort) -> Record:
@@ -157,7 +180,7 @@ def measure(case: GpuCase, where: DryRun, effort: Effort) -> Record:
             case.title,
             contenders,
             note=case.note,
-            timer=Clocks(where, made.inputs.turn),
+            timer=Clocks(where, made.inputs.turn, case.in_a_row),
             differ=made.differ,
             **effort._asdict(),
         )

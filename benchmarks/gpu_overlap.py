@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import statistics
+import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
@@ -61,6 +63,13 @@ def cases(quick: bool) -> list[GpuCase]:
             [Goal(FETCH, 1 / 1.05), Goal(f"{_TORCHS}, no workers", 1.3)],
             measure=_measure,
         ),
+        GpuCase(
+            "the slowest calls of next()",
+            note.format(DATA) + "; times are the 99th percentile of an epoch's calls",
+            partial(_contenders, 3 if quick else 100, nbytes, DATA, slowest=True),
+            [Goal(f"{_TORCHS}, 4 workers")],
+            measure=_measure,
+        ),
     ]
 
 
@@ -90,8 +99,20 @@ def _measure_hidden(case: GpuCase, where: DryRun, effort: Effort) -> Record:
     return {**record, "must_hide": HIDDEN}
 
 
+def _slowest(step: Callable[[Any], None], loader: Any) -> float:
+    """Return the 99th percentile of the times of ``next()`` after the first."""
+    batches, seconds = iter(loader), []
+    batch = next(batches)
+    for _ in range(len(loader) - 1):
+        step(batch)
+        start = time.perf_counter()
+        batch = next(batches)
+        seconds.append(time.perf_counter() - start)
+    return statistics.quantiles(seconds, n=100, method="inclusive")[98]
+
+
 def _contenders(
-    num: int, nbytes: int, data: float, where: DryRun
+    num: int, nbytes: int, data: float, where: DryRun, slowest: bool = False
 ) -> Callable[[Counted], list[Any]]:
     """Compare loaders before a step; ``data`` is the time for data in steps."""
     items = Inflated(num * _BATCH, nbytes)
@@ -116,7 +137,7 @@ def _contenders(
             where.sleep(seconds)
             where.sync()
 
-        run = partial(with_step, step)
+        run = partial(_slowest if slowest else with_step, step)
         many = f"{workers} worker{'s' * (workers > 1)}"
         in_ours = partial(loader, DataLoader, workers, False)
         in_main = partial(loader, torchs, 0, True)
@@ -134,6 +155,8 @@ def _contenders(
             COMPUTE: (lambda: Sent(plain(), where), alone, "limit"),
             FETCH: (lambda: Sent(plain(), where), fetch_alone, "limit"),
         }
+        if slowest:
+            del ways[COMPUTE], ways[FETCH]
         return [
             peer(name, Epochs(make, run, clock), kind)
             for name, (make, run, kind) in ways.items()

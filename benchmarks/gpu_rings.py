@@ -15,40 +15,69 @@ from pyparallel import DataLoader, scatter
 
 from ._harness import Contender
 from .gpu_case import Goal, GpuCase, Made, Rotation, measure_epochs
-from .gpu_target import DryRun
+from .gpu_target import DryRun, on_node
 from .gpu_transfers import MIB, RAW, TORCH_PINNED
 from .loader_epochs import Counted, Epochs, Items, peer, per_batch
 
 _BATCH = 16
 _THREAD = "torch's DataLoader, pin_memory=True + .to(non_blocking)"
 _PAGEABLE = "torch's DataLoader, pin_memory=False + .to"
+_BUSY, _IDLE, _BESIDE = "beside a kernel", "on an idle device", 0.02
+_NEAR, _FAR = f"{RAW} from the GPU's node", f"{RAW} from another node"
 
 
 def cases(quick: bool) -> list[GpuCase]:
     """Return the cases; ``quick`` shrinks them."""
     unit = MIB >> 8 if quick else MIB
-    note = f"synthetic: {_BATCH} uint8 samples of 4 MB, stacked by workers"
-    return [
+    samples = f"synthetic: {_BATCH} uint8 samples, stacked by workers"
+    found = [
         GpuCase(
             "from a worker's slab to the device",
-            f"{note}; 4 workers; times are of a batch, in an epoch of 12",
+            f"{samples}; 4 MB each; 4 workers; times are of a batch, in an epoch of 12",
             partial(_epochs, 4 * unit, 3 if quick else 12),
             [Goal(_THREAD, 2)],
             measure=measure_epochs,
-        ),
-        GpuCase(
-            "a slab of a pinned ring, 64 MB",
-            f"{note}; torch and {RAW} read memory that torch pinned",
-            partial(_slabs, 4 * unit, 3 if quick else 8),
+        )
+    ]
+    for size in (64, 1, 16, 256):
+        case = GpuCase(
+            f"a slab of a pinned ring, {size} MB",
+            f"{samples}; torch and {RAW} read memory that torch pinned",
+            partial(_slabs, size * unit // _BATCH, 3 if quick else _turns(size)),
             [
-                Goal(RAW, 0.97, of="device"),
-                Goal(TORCH_PINNED, 0.97, of="device"),
+                Goal(RAW, 0.97 if size >= 16 else 0.5, of="queued"),
+                Goal(TORCH_PINNED, 0.97, of="queued"),
                 Goal(count="copies", most=1),
                 Goal(count="waits"),
                 Goal(count="pin_calls"),
             ],
-        ),
-    ]
+            in_a_row=True,
+        )
+        found.append(case)
+    found.append(
+        GpuCase(
+            "the registration of a slab",
+            "synthetic: 64 MB, registered on an idle device and beside a kernel of "
+            f"{_BESIDE * 1e3:g} ms",
+            partial(_registered, 64 * unit, 4),
+            [Goal(_IDLE, 0.5, of="host")],
+        )
+    )
+    found.append(
+        GpuCase(
+            "NUMA nodes",
+            f"{samples}; 4 MB each; {RAW} reads memory that torch pinned on each node",
+            partial(_nodes, 4 * unit),
+            [Goal(name, 0.95, of="queued") for name in (_NEAR, _FAR)],
+            in_a_row=True,
+        )
+    )
+    return found
+
+
+def _turns(size: int) -> int:
+    """Return the number of slabs that together exceed a cache."""
+    return max(4, min(512 // size, 64))
 
 
 class Sent:
@@ -99,6 +128,44 @@ def _slabs(nbytes: int, num: int, where: DryRun) -> Made:
         Contender(RAW, lambda: where.raw_copy(target, turns.now[1]), "limit"),
     ]
     return Made(contenders, turns)
+
+
+def _registered(nbytes: int, num: int, where: DryRun) -> Made:
+    """Compare the times until memory is registered."""
+    blocks = Rotation([torch.ones(nbytes, dtype=torch.uint8) for _ in range(num)])
+
+    def idle() -> Any:
+        return where.register(blocks.now)
+
+    def beside() -> Any:
+        where.sleep(0 if where.dry else _BESIDE)
+        return where.register(blocks.now)
+
+    contenders = [Contender(_BUSY, beside, "ours"), Contender(_IDLE, idle, "limit")]
+    return Made(contenders, blocks)
+
+
+def _nodes(nbytes: int, where: DryRun) -> Made:
+    """Compare a slab of the ring with pinned memory of each NUMA node."""
+    made = _slabs(nbytes, 4, where)
+    ours, limit = made.contenders[0], made.contenders[-1]
+    source = made.inputs.now[1]
+    target = torch.empty_like(source, device=where.device)
+    near, others = where.numa()
+    found, why = [ours, limit], {}
+    for name, node in ((_NEAR, near), (_FAR, next(iter(others), None))):
+        if node is None:
+            found.append(Contender(name, None, "limit"))
+            why[name] = "the machine shows no such node"
+            continue
+        with on_node(node):
+            there = where.pin(source)
+
+        def raw(there: Tensor = there) -> None:
+            where.raw_copy(target, there)
+
+        found.append(Contender(name, raw, "limit"))
+    return Made(found, made.inputs, why=why)
 
 
 def _epochs(nbytes: int, num: int, where: DryRun) -> Callable[[Counted], list[Any]]:
