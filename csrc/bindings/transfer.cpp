@@ -112,6 +112,17 @@ void define_transfer(py::module_* module) {
             unlocked([&] { self.unpin(data); });
           },
           py::arg("address"))
+      .def("observe_copies",
+           [](const Runtime& self) {
+             return result_unlocked([&] { return self.observe_copies(); });
+           })
+      .def(
+          "take_copies",
+          [](const Runtime& self, py::handle address) {
+            const void* const data = to_address(address);
+            return result_unlocked([&] { return self.take_copies(data); });
+          },
+          py::arg("address"))
       .def(
           "record",
           [](const Runtime& self, py::handle stream) {

@@ -13,6 +13,8 @@
 #include <memory>
 #include <vector>
 
+#include "cuda/host_allocator.h"
+
 namespace pyparallel::cuda {
 namespace {
 
@@ -150,6 +152,11 @@ class CudaRuntime final : public transfer::Runtime {
   void unpin(void* data) override {
     const CallGuard guard(used_device());
     C10_CUDA_CHECK(cudaHostUnregister(data));
+  }
+
+  bool observe_copies(transfer::CopyObserver* observer) override {
+    static const bool is_observed = cuda::observe_copies(observer);
+    return is_observed;
   }
 
   void copy(const Copy& copy, const Stream& stream) override {

@@ -109,21 +109,26 @@ void RecordedEvent::check() const {
 Runtime::Runtime(c10::DeviceType type)
     : type_(type), runtime_(runtime_for(type, {"Runtime", "device_type"})) {}
 
+bool Runtime::observe_copies() const { return engine()->observe_copies(); }
+
 int Runtime::pin(void* data, int64_t nbytes) const {
-  return runtime_->pin(data, nbytes);
+  return engine()->pin(data, nbytes);
 }
 
-void Runtime::unpin(void* data) const { runtime_->unpin(data); }
+void Runtime::unpin(void* data) const { engine()->unpin(data); }
+
+std::unique_ptr<transfer::Fence> Runtime::take_copies(const void* data) const {
+  return engine()->take_copies(data);
+}
 
 RecordedEvent Runtime::record(const c10::Stream& stream) const {
   check_type(stream, type_, {"Runtime.record", "stream"});
-  Engine* const engine = engine_for(type_, runtime_);
-  return {engine, type_, {engine->record(to_stream(stream)), nullptr}};
+  return {engine(), type_, {engine()->record(to_stream(stream)), nullptr}};
 }
 
-std::unique_ptr<transfer::Fence> Runtime::fence() const {
-  return engine_for(type_, runtime_)->fence();
-}
+std::unique_ptr<transfer::Fence> Runtime::fence() const { return engine()->fence(); }
+
+Engine* Runtime::engine() const { return engine_for(type_, runtime_); }
 
 SendJob::SendJob(c10::Stream copies, c10::Stream home, int64_t chunk,
                  bool waits_immediately)

@@ -42,12 +42,16 @@ class Runtime {
  public:
   explicit Runtime(c10::DeviceType type);
 
+  bool observe_copies() const;
   int pin(void* data, int64_t nbytes) const;
   void unpin(void* data) const;
+  std::unique_ptr<transfer::Fence> take_copies(const void* data) const;
   RecordedEvent record(const c10::Stream& stream) const;
   std::unique_ptr<transfer::Fence> fence() const;
 
  private:
+  transfer::Engine* engine() const;
+
   c10::DeviceType type_;
   transfer::Runtime* runtime_;
 };

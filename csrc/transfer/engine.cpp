@@ -31,7 +31,11 @@ int64_t clip_slots(const Job& job, int64_t begin, int64_t end, int64_t first,
 }  // namespace
 
 Engine::Engine(Runtime* runtime, PackBytes pack, Limits limits)
-    : runtime_(runtime), pack_(pack), events_(runtime), staging_(runtime, limits) {}
+    : runtime_(runtime),
+      pack_(pack),
+      events_(runtime),
+      staging_(runtime, limits),
+      foreign_(runtime, &events_) {}
 
 SendResult Engine::send(Job job) {
   events_.check_usable();
@@ -65,6 +69,19 @@ EventRef Engine::record(const Stream& stream) {
 
 std::unique_ptr<Fence> Engine::fence() {
   return std::make_unique<Fence>(runtime_, &events_);
+}
+
+int Engine::pin(void* data, int64_t nbytes) {
+  events_.check_usable();
+  const int error = runtime_->pin(data, nbytes);
+  if (error == 0) foreign_.add(data, nbytes);
+  return error;
+}
+
+void Engine::unpin(void* data) {
+  events_.check_usable();
+  runtime_->unpin(data);
+  foreign_.remove(data);
 }
 
 bool Engine::is_done(const RecordedEvent& event) const {

@@ -30,6 +30,7 @@
 #include "core/pack.h"
 #include "transfer/events.h"
 #include "transfer/fence.h"
+#include "transfer/foreign_copies.h"
 #include "transfer/runtime.h"
 #include "transfer/staging.h"
 
@@ -81,6 +82,14 @@ class Engine {
   // Returns a fence on all current streams of this thread. They may be under capture.
   std::unique_ptr<Fence> fence();
 
+  // As the functions of the runtime. The copies of other code from this memory are
+  // tracked after observe_copies() has returned true.
+  bool observe_copies() { return runtime_->observe_copies(&foreign_); }
+  int pin(void* data, int64_t nbytes);
+  void unpin(void* data);
+  // See ForeignCopies::take.
+  std::unique_ptr<Fence> take_copies(const void* data) { return foreign_.take(data); }
+
   bool is_done(const RecordedEvent& event) const;
   // Throws if `stream` is under capture, because a wait would end the capture.
   void wait(const Stream& stream, const RecordedEvent& event) const;
@@ -104,6 +113,7 @@ class Engine {
   PackBytes pack_;
   Events events_;
   Staging staging_;
+  ForeignCopies foreign_;
 };
 
 }  // namespace pyparallel::transfer

@@ -1,5 +1,7 @@
 #include "transfer/fence.h"
 
+#include <utility>
+
 namespace pyparallel::transfer {
 
 Fence::Fence(Runtime* runtime, Events* events) : runtime_(runtime), events_(events) {
@@ -7,6 +9,14 @@ Fence::Fence(Runtime* runtime, Events* events) : runtime_(runtime), events_(even
   for (const Stream& stream : runtime_->current_streams()) {
     parts_.push_back({stream, nullptr});
     record(&parts_.back());
+  }
+}
+
+Fence::Fence(Runtime* runtime, Events* events, std::vector<EventRef> recorded)
+    : runtime_(runtime), events_(events) {
+  for (EventRef& event : recorded) {
+    const Stream stream = event->stream();
+    parts_.push_back({stream, std::move(event)});
   }
 }
 

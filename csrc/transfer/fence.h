@@ -20,6 +20,8 @@ class Fence {
  public:
   // Covers the work that is queued now on the current streams of this thread.
   Fence(Runtime* runtime, Events* events);
+  // Covers the work before these events of `events`.
+  Fence(Runtime* runtime, Events* events, std::vector<EventRef> recorded);
 
   // Returns true if that work is done. The host does not wait. Thread-safe.
   bool is_done();

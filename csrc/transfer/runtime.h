@@ -36,6 +36,18 @@ struct Copy {
   int64_t nbytes;
 };
 
+// Learns of copies that other code queues between a device and memory of the host.
+class CopyObserver {
+ public:
+  // `data` is memory of the host that a copy on `stream` reads or writes. The copy was
+  // queued before this call, by this thread. Returns true if the observer tracks this
+  // memory.
+  virtual bool on_copy(const void* data, const Stream& stream) noexcept = 0;
+
+ protected:
+  ~CopyObserver() = default;
+};
+
 // All functions are thread-safe and throw errors of their own types. After the first
 // call, forked processes must not call any of them.
 //
@@ -51,6 +63,11 @@ class Runtime {
   // the system refuses.
   virtual int pin(void* data, int64_t nbytes) = 0;
   virtual void unpin(void* data) = 0;
+
+  // Shows the observer all later copies of other code that no other owner of the memory
+  // tracks. It must live as long as the process. Returns false if that is impossible.
+  // Only the first call has an effect.
+  virtual bool observe_copies(CopyObserver* observer) = 0;
 
   // Queue copies to the device. The host does not wait. Copies of one batch may run in
   // any order.

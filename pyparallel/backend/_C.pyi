@@ -360,7 +360,7 @@ class RecordedEvent:
         """Raise the error that stopped the copies of `send` half way, if one did."""
 
 class Fence:
-    """The end of all work on the streams that were current in a thread. Native only."""
+    """The end of queued work: see `Runtime.fence` and `take_copies`. Native only."""
 
     def is_done(self) -> bool:
         """Return True if that work is done; the host does not wait.
@@ -391,6 +391,26 @@ class Runtime:
 
     def unpin(self, address: int) -> None:
         """Undo `pin`."""
+
+    def observe_copies(self) -> bool:
+        """Track the copies that torch queues from and to pinned memory from now on.
+
+        For CUDA this replaces torch's host allocator by one that forwards all calls.
+
+        Returns:
+            False if this torch offers no way. It needs torch 2.11.
+        """
+
+    def take_copies(self, address: int) -> Fence | None:
+        """Return a fence behind torch's copies of memory since the last call.
+
+        Args:
+            address: of memory that this class has pinned, after `observe_copies`.
+
+        Returns:
+            None if the end of a copy is unknown: a graph has captured it, or the device
+            accepted no event behind it.
+        """
 
     def record(self, stream: Any) -> RecordedEvent:
         """Record an event on ``stream``, which must not be under graph capture."""

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
+import torch
 from repository import ROOT
 
 CSRC = ROOT / "csrc"
+TORCH_HEADERS = Path(torch.__file__).parent / "include"
 SOURCES = sorted(
     path for path in CSRC.rglob("*") if path.suffix in (".h", ".cpp", ".cu", ".cuh")
 )
@@ -24,7 +27,12 @@ MAY_INCLUDE = {
     folder: (folder, *below.split()) for row, below in ROWS for folder in row.split()
 }
 #: Files that connect torch with a folder that otherwise does not know it.
-GLUE = ("cpu/backend.cpp", "cuda/backend.cpp", "cuda/runtime.cpp")
+GLUE = (
+    "cpu/backend.cpp",
+    "cuda/backend.cpp",
+    "cuda/host_allocator.cpp",
+    "cuda/runtime.cpp",
+)
 TORCH = r"(torch|ATen|c10|caffe2|pybind11)/"
 
 pytestmark = pytest.mark.one_backend
@@ -116,9 +124,9 @@ def test_each_call_of_cuda_is_guarded():
         text,
         flags=re.S,
     )
-    assert len(calls) == text.count(" override {") == 14
+    assert len(calls) == text.count(" override {") == 15
     for name, args, _, body in calls:
-        if name in ("free", "current_streams"):
+        if name in ("free", "current_streams", "observe_copies"):
             assert not re.search(r"\bcuda[A-Z]", body), name
             continue
         guard = re.match(r"    const CallGuard guard\((.*?)\);\n", body)
@@ -134,3 +142,32 @@ def test_each_call_of_cuda_is_guarded():
 def test_no_memory_is_write_combined():
     for path in SOURCES:
         assert "writecombined" not in without_comments(path).lower(), path
+
+
+def virtual_functions(header: str, struct: str) -> set[str]:
+    """Return the virtual functions of a struct of torch, without its destructor."""
+    text = (TORCH_HEADERS / header).read_text(encoding="utf-8")
+    body = re.search(rf"\nstruct \w+ {struct}\b[^;{{]*\{{(.*?)\n\}};", text, re.S)
+    assert body is not None, f"{struct} is not in {header}"
+    code = re.sub(r"//[^\n]*", "", body[1])
+    return set(re.findall(r"\bvirtual [^(~]*?(\w+)\(", code))
+
+
+def test_no_function_of_torchs_allocator_is_hidden():
+    of_host = virtual_functions("ATen/core/CachingHostAllocator.h", "HostAllocator")
+    of_all = virtual_functions("c10/core/Allocator.h", "Allocator")
+    assert {"record_event", "empty_cache"} <= of_host
+    assert {"allocate", "raw_deleter"} <= of_all
+    if "setHostAllocator" not in exported_functions():
+        pytest.skip("this torch exports no function to replace the allocator")
+    text = without_comments(CSRC / "cuda" / "host_allocator.cpp")
+    overridden = re.findall(r"(\w+)\([^{}]*?\)(?: const)? override \{", text)
+    assert {*overridden} == of_host | of_all
+    for name in overridden:
+        assert f"inner_->{name}(" in text, name
+
+
+def exported_functions() -> list[str]:
+    header = TORCH_HEADERS / "ATen/core/CachingHostAllocator.h"
+    text = header.read_text(encoding="utf-8")
+    return re.findall(r"\nTORCH_API [\w:*& ]*?(\w+)\(", text)

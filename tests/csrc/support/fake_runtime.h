@@ -67,6 +67,11 @@ class Runtime : public pyparallel::transfer::Runtime {
   int pin(void*, int64_t) override { return 0; }
   void unpin(void*) override {}
 
+  bool observe_copies(pyparallel::transfer::CopyObserver* one) override {
+    observer = one;
+    return true;
+  }
+
   void copy(const Copy& copy, const Stream& stream) override {
     begin("copy");
     queue_copy(copy, stream);
@@ -159,6 +164,7 @@ class Runtime : public pyparallel::transfer::Runtime {
   static constexpr int64_t kCopies = 0;  // the stream of the copies in all tests
   std::atomic<int64_t> capturing{-1};
   std::vector<Stream> current;  // of every thread
+  pyparallel::transfer::CopyObserver* observer = nullptr;
   Work before_answer;   // runs once, between the answer of is_done and its return
   Work before_waiting;  // runs once, before the host waits
   Work before_freeing;  // runs once, before memory is freed
