@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import _thread
 import atexit
 import ctypes
 import itertools
 import os
+import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
@@ -20,6 +22,8 @@ from .layout import TransferLayout
 #: The most seconds that the exit of the interpreter waits for copies.
 EXIT_SECONDS = 1.0
 _POLL_SECONDS = 5e-4
+#: The same between two queries of events while no batch is sent or received.
+_BACKGROUND_SECONDS = 0.05
 
 _IsDone = Callable[[], bool]
 _Copies = Sequence[tuple[torch.Tensor, torch.Tensor]]  # targets and sources
@@ -39,15 +43,29 @@ class KeepAlive:
     References are added and dropped by single operations on a dict, without a lock: a
     destructor may run at any point, and send or release batches itself. Meanwhile this
     object has the only reference, so dropping it frees the memory.
+
+    Note: [release in the background]. After the last batch no call may follow. So a
+    thread queries the events, too, and ends when none is left. A device that fails ends
+    it as well; then the next call raises the error. A destructor may start the thread
+    while other code holds a lock of ``threading``, which therefore does not start it.
+
+    Args:
+        in_background: use that thread. The events must not end a graph capture.
     """
 
-    def __init__(self) -> None:
-        self._sources: dict[int, Any] = {}
-        self._checks: dict[int, _IsDone] = {}
+    def __init__(self, in_background: bool = False) -> None:
+        self._in_background = in_background
+        self._reset()
         self._numbers = itertools.count()
         atexit.register(self._end)
         if hasattr(os, "register_at_fork"):
             os.register_at_fork(after_in_child=self._begin_in_child)
+
+    def _reset(self) -> None:
+        self._sources: dict[int, Any] = {}
+        self._checks: dict[int, _IsDone] = {}
+        self._thread_exists = threading.Lock()
+        self._ending = threading.Event()
 
     def hold(self, sources: Any) -> int:
         """Keep ``sources`` alive until `release_when` is called and its event is done.
@@ -62,6 +80,13 @@ class KeepAlive:
     def release_when(self, ticket: int, is_done: _IsDone) -> None:
         """Drop the sources of ``ticket`` when ``is_done`` returns True."""
         self._checks[ticket] = is_done
+        if self._in_background:
+            self._start_thread()
+
+    def leak(self, ticket: int) -> None:
+        """Keep the sources of ``ticket`` for ever; no exit waits for them."""
+        _leak(self._sources[ticket])
+        del self._sources[ticket]
 
     def release_done(self) -> int:
         """Drop the sources of finished copies; return how many tickets remain."""
@@ -71,6 +96,24 @@ class KeepAlive:
                 self._sources.pop(ticket, None)  # another thread may have been faster
                 self._checks.pop(ticket, None)
         return len(self._sources)
+
+    def _start_thread(self) -> None:
+        if self._thread_exists.acquire(blocking=False):
+            try:
+                _thread.start_new_thread(self._run, ())
+            except RuntimeError:  # the interpreter exits, or the system has no thread
+                self._thread_exists.release()
+
+    def _run(self) -> None:
+        is_usable = True
+        try:
+            while self._checks and not self._ending.wait(_BACKGROUND_SECONDS):
+                self.release_done()
+        except Exception:
+            is_usable = False
+        self._thread_exists.release()
+        if self._checks and is_usable and not self._ending.is_set():
+            self._start_thread()  # for a check that was added after the last look
 
     def drain(self, seconds: float) -> bool:
         """Wait at most ``seconds`` for all copies; return True if none remains."""
@@ -82,6 +125,8 @@ class KeepAlive:
         return True
 
     def _end(self) -> None:
+        self._ending.set()
+        self._thread_exists.acquire(timeout=EXIT_SECONDS)
         try:
             drained = self.drain(EXIT_SECONDS)
         except Exception:  # the device failed: it may still read the sources
@@ -95,7 +140,7 @@ class KeepAlive:
         A child can neither query nor destroy their events: torch's end the process.
         """
         _leak((self._sources, self._checks))
-        self._sources, self._checks = {}, {}
+        self._reset()
 
 
 def _leak(value: object) -> None:
@@ -103,7 +148,7 @@ def _leak(value: object) -> None:
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(value))
 
 
-keep_alive = KeepAlive()
+keep_alive = KeepAlive(in_background="cuda" in backend.transfers)
 
 
 class CopyEvent(Protocol):

@@ -125,6 +125,71 @@ def test_many_threads_free_every_source_once_and_none_early():
     assert dropped == [True] * 1200
 
 
+def assert_thread_ends(keep_alive: engine.KeepAlive) -> None:
+    assert keep_alive._thread_exists.acquire(timeout=30)
+    keep_alive._thread_exists.release()
+
+
+def test_a_thread_frees_sources_without_another_call_and_ends():
+    keep_alive = engine.KeepAlive(in_background=True)
+    for _ in range(2):
+        dropped, ready = [], threading.Event()
+        for _ in range(3):
+            ticket = keep_alive.hold([Source(dropped, ready)])
+            # A destructor may interrupt code that holds this lock.
+            with threading._active_limbo_lock:
+                keep_alive.release_when(ticket, ready.is_set)
+        assert keep_alive._thread_exists.locked() and not dropped
+        ready.set()
+        assert_thread_ends(keep_alive)
+        assert dropped == [True] * 3
+
+
+def test_without_the_background_no_thread_asks_the_device():
+    keep_alive = engine.KeepAlive()
+    keep_alive.release_when(keep_alive.hold("a source"), lambda: True)
+    assert not keep_alive._thread_exists.locked()
+
+
+def test_a_device_that_fails_in_the_background_frees_no_source():
+    keep_alive = engine.KeepAlive(in_background=True)
+    dropped: list[bool] = []
+    ticket = keep_alive.hold([Source(dropped)])
+    keep_alive.release_when(ticket, lambda: 1 / 0)
+    assert_thread_ends(keep_alive)
+    assert not dropped
+    with pytest.raises(ZeroDivisionError):
+        keep_alive.release_done()
+    keep_alive.release_when(ticket, lambda: True)
+    assert_thread_ends(keep_alive)
+    assert dropped
+
+
+def test_sources_that_are_leaked_are_neither_freed_nor_waited_for(monkeypatch):
+    leaked: list[object] = []
+    monkeypatch.setattr(engine, "_leak", leaked.append)
+    keep_alive = engine.KeepAlive()
+    dropped: list[bool] = []
+    keep_alive.leak(keep_alive.hold([Source(dropped)]))
+    assert keep_alive.release_done() == 0 and not dropped
+    leaked.clear()
+    assert dropped
+
+
+def test_a_forked_child_has_a_thread_of_its_own():
+    keep_alive = engine.KeepAlive(in_background=True)
+    ready = threading.Event()
+    keep_alive.release_when(keep_alive.hold("a source"), ready.is_set)
+    child = os.fork()
+    if child == 0:
+        keep_alive.release_when(keep_alive.hold("a source"), lambda: True)
+        assert_thread_ends(keep_alive)
+        os._exit(10 + keep_alive.release_done())
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 10
+    ready.set()
+    assert_thread_ends(keep_alive)
+
+
 IMPORTS = """
 import os, threading
 from pyparallel.transfer import engine
@@ -145,10 +210,14 @@ timer = threading.Timer(0.1, ready.set)
 timer.daemon = True
 timer.start()
 """
+BACKGROUND = "engine.keep_alive._in_background = True"
 FAILS = "engine.keep_alive.release_when(ticket, lambda: 1 / 0)"
 
 
 def test_the_end_of_the_interpreter_waits_a_little_and_drops_nothing_early():
-    late, never, fails = interpreters.run(IMPORTS, [EXIT + LATE, EXIT, EXIT + FAILS])
+    ways = [EXIT + LATE, EXIT, EXIT + FAILS]
+    in_background = [BACKGROUND + way for way in ways]
+    late, never, fails, *same = interpreters.run(IMPORTS, ways + in_background)
     assert late == (0, "dropped\n", "")
     assert never == fails == (0, "", "")
+    assert same == [late, never, fails]
