@@ -178,14 +178,13 @@ class WorkersIterator(StatefulIterator, WorkersIter):
             receiver.is_new = False
             for finding in filter(operator.attrgetter("warns"), loader.preflight()):
                 warn_once("PP209", finding.text, LoaderWarning, finding.name)
-        self._first_holder, self._pins_ring = 0, False
+        self._first_holder = 0
         self._sent: dict[int, Any] = {}  # tasks by number
         if self._ring is not None:
             self._first_holder = self._ring.new_holders(loader.num_workers)
             pinner = pinning.accelerator_pinner() if loader.pin_memory else None
             if pinner is not None:
                 self._ring.pin(pinner)
-                self._pins_ring = True
         self._status: WorkerStatus | None = None
         self._idle_since: float | None = None  # during a wait for the next batch
         if memfd.is_supported():
@@ -368,10 +367,7 @@ class WorkersIterator(StatefulIterator, WorkersIter):
         progress.count_batch(self._rcvd_idx)
 
     def _shutdown_workers(self) -> None:
-        if not hasattr(self, "_pins_ring"):
-            return
-        if not hasattr(self, "_shutdown"):
-            self._unpin_ring()  # no worker was started
+        if not hasattr(self, "_first_holder"):  # no worker was started
             return
         if self._pid != os.getpid():  # the workers belong to the parent of this fork
             if self._worker_pids_set:
@@ -391,7 +387,6 @@ class WorkersIterator(StatefulIterator, WorkersIter):
         for i, worker in enumerate(getattr(self, "_workers", ())):
             if not worker.is_alive():  # a live worker may be writing
                 ring.reclaim(self._first_holder + i)
-        self._unpin_ring()
 
     def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
         """End the workers, unless exit handlers of the interpreter have done so.
@@ -403,11 +398,6 @@ class WorkersIterator(StatefulIterator, WorkersIter):
         """
         if not is_finalizing():
             super().__del__()
-
-    def _unpin_ring(self) -> None:
-        if self._ring is not None and self._pins_ring:
-            self._pins_ring = False
-            self._ring.unpin()
 
 
 def _nbytes(batch: Any) -> int:

@@ -142,6 +142,7 @@ class WorkerCollate:
         info = get_worker_info()
         if self._ring is None or info is None:
             return None
+        self._ring = self._ring.mapped_here()
         return self._ring.claim(self._first_holder + info.id)
 
     def _serialize(self, samples: Any, slab: Slab | None) -> SerializedBatch:

@@ -42,8 +42,9 @@ class DataLoader(TorchLoader[_T_co], StatefulLoader):
     ``collate_fn``. `Collate`, `pyparallel.collate` and torch's ``default_collate``
     write directly into the slab. The worker sends one short message and no file
     descriptor. The tensors in the parent are views of the slab, which is reused when
-    the last of them is freed. With ``pin_memory`` and CUDA, the slabs are pinned while
-    workers exist, so copies to the device read the slab directly.
+    the last of them is freed. With ``pin_memory`` and CUDA, the slabs are pinned until
+    the loader is freed, so copies to the device read the slab directly. A batch may be
+    dropped right after a copy on any stream.
 
     If no slab is free or large enough, the batch is written into one new shared memory.
     Nothing waits. `stats` counts such a batch, and one warning names the

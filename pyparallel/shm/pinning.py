@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 
 from .. import backend
 from ..core.errors import LoaderWarning, warn_once
-from ..transfer.device import Fence, TorchFence, torch_device
+from ..transfer.device import Fence
 
 
 class Runtime(Protocol):
@@ -21,24 +20,25 @@ class Runtime(Protocol):
     def unpin(self, address: int) -> None:
         """Undo `pin`."""
 
-    def fence(self) -> Fence:
-        """Return a fence behind the current streams of this thread."""
+    def take_copies(self, address: int) -> Fence | None:
+        """Return a fence behind torch's copies of memory since the last call."""
 
 
 class AcceleratorPinner:
     """Pin memory for the current accelerator, so that copies read it in place.
 
     Note: [copies of dropped batches]. torch's host allocator tracks the copies that
-    read its own pinned memory and reuses the memory after them. It does not track the
-    slabs. So when the last tensor of a batch is freed, an event is recorded on each
-    current stream of that thread, one for each device in use. The slab is free when all
-    events have passed.
+    read its own pinned memory, on any stream, and reuses the memory after them. The
+    slabs need the same: a user may copy a batch on a side stream and drop it at once.
+    So the backend records an event behind each copy that torch queues from a slab, and
+    a dropped slab is free when these events have passed. Copies of `scatter` and
+    `PreDataLoader` hold the slab themselves (Note [in-place sources]).
 
-    The events cover ``tensor.to(device, non_blocking=True)`` on a current stream. For a
-    copy on another stream, which the current one does not wait for, the caller must
-    keep the batch until the copy is done. `scatter` and `PreDataLoader` do so
-    themselves. On a stream under graph capture, the event is recorded after the
-    capture.
+    A fence behind all work of the device would need no help of torch. But the wait for
+    a device ends every graph capture that begins meanwhile (Note [foreign copies] in
+    ``csrc``), and a host that runs ahead of the device would find no free slab. So
+    without that help, `accelerator_pinner` returns None. torch's pinning thread then
+    copies each batch into memory of torch, as it does for torch's own loader.
 
     Args:
         runtime: pins the memory.
@@ -65,44 +65,16 @@ class AcceleratorPinner:
         """Undo `pin`."""
         self._runtime.unpin(address)
 
-    def fence(self) -> Fence:
-        """Return a fence behind the current streams of this thread."""
-        return self._runtime.fence()
-
-
-class TorchRuntime:
-    """The same, by torch's API, for the Python backend.
-
-    Pinning ends a graph capture in another thread: see Note [events and captures] in
-    ``transfer/device.py``. The fence covers the current device only.
-    """
-
-    def pin(self, address: int, nbytes: int) -> int:
-        """Pin memory for all devices; return 0, or an error code of CUDA."""
-        cudart: Any = torch.cuda.cudart()
-        portable = 1  # cudaHostRegisterPortable: for every device
-        error = int(cudart.cudaHostRegister(address, nbytes, portable))
-        if error:
-            # CUDA keeps the error for the next kernel launch of this thread: clear it.
-            with contextlib.suppress(RuntimeError):
-                torch.zeros(1, device="cuda")
-        return error
-
-    def unpin(self, address: int) -> None:
-        """Undo `pin`."""
-        cudart: Any = torch.cuda.cudart()
-        cudart.cudaHostUnregister(address)
-
-    def fence(self) -> Fence:
-        """Return an event behind the current stream of the current device."""
-        stream = torch_device.current_stream(torch.device("cuda"))
-        return TorchFence(stream, torch_device)
+    def fence(self, address: int) -> Fence | None:
+        """Return a fence behind the copies of pinned memory; None if it never ends."""
+        return self._runtime.take_copies(address)
 
 
 def accelerator_pinner() -> AcceleratorPinner | None:
-    """Return a pinner for the current accelerator, or None without CUDA."""
+    """Return a pinner for the current accelerator; None if torch must pin batches."""
     if torch.version.cuda is None or not torch.cuda.is_available():
         return None
-    has_native = "cuda" in backend.transfers
-    runtime = backend.Runtime("cuda") if has_native else TorchRuntime()
-    return AcceleratorPinner(runtime)
+    if "cuda" not in backend.transfers:
+        return None
+    runtime = backend.Runtime("cuda")
+    return AcceleratorPinner(runtime) if runtime.observe_copies() else None

@@ -38,7 +38,7 @@ from typing import Any, Protocol
 import torch
 
 from .. import backend
-from ..transfer import debug, to_device
+from ..transfer import debug
 from ..transfer.device import Fence
 from ..transfer.engine import keep_alive
 from . import memfd
@@ -68,6 +68,7 @@ class RingMemory:
     def __init__(self, fd: int, name: str, num_slabs: int, slab_nbytes: int) -> None:
         self.fd, self.name = fd, name
         self.num_slabs, self.slab_nbytes = num_slabs, slab_nbytes
+        self._pid = os.getpid()
         weakref.finalize(self, os.close, fd).atexit = False
         self._memory = mmap.mmap(fd, total_nbytes(num_slabs, slab_nbytes))
         self._all_bytes = torch.frombuffer(self._memory, dtype=torch.uint8)
@@ -83,6 +84,16 @@ class RingMemory:
         # Called only while a worker is started: its arguments carry the descriptor.
         descriptor = memfd.picklable_descriptor(self.fd)
         return _attach, (descriptor, self.name, self.num_slabs, self.slab_nbytes)
+
+    def mapped_here(self) -> RingMemory:
+        """Return the memory as mapped by this process; map it in a forked worker.
+
+        The parent may have pinned slabs. Drivers may keep such pages from children, as
+        those of network adapters do by ``MADV_DONTFORK``.
+        """
+        if self._pid == os.getpid():
+            return self
+        return RingMemory(os.dup(self.fd), self.name, self.num_slabs, self.slab_nbytes)
 
     def claim(self, holder: int) -> Slab | None:
         """Claim a free slab for a worker; return None if no slab is free.
@@ -326,8 +337,12 @@ class Pinner(Protocol):
     def unpin(self, address: int) -> None:
         """Undo `pin`, before the memory is unmapped or pinned again."""
 
-    def fence(self) -> Fence:
-        """Return a fence behind the current streams of this thread."""
+    def fence(self, address: int) -> Fence | None:
+        """Return a fence behind the copies of pinned memory since the last call.
+
+        Returns:
+            None if the end of a copy is unknown. The memory must not be used again.
+        """
 
 
 class Ring(RingMemory):
@@ -347,12 +362,10 @@ class Ring(RingMemory):
         super().__init__(fd, uuid.uuid4().hex, num_slabs, slab_nbytes)
         memfd.reserve(fd, 0, self.slab_offset(0))
         backend.ring_format(self.header, num_slabs)
-        self._pid = os.getpid()
         self._next_holder = PARENT + 1
         self._pinner: Pinner | None = None
         #: Bytes of each slab that are pinned; -1: the system refused.
         self._pinned_nbytes: dict[int, int] = {}
-        self._num_pin_users = 0
         self._damage = ""
         self._unraised: list[str] = []
         weakref.finalize(self, _print_damage, os.getpid(), self._unraised)
@@ -364,31 +377,13 @@ class Ring(RingMemory):
         return self._pid == os.getpid()
 
     def pin(self, pinner: Pinner) -> None:
-        """Pin each slab when a batch arrives in it, until `unpin`.
-
-        Each iterator that calls this calls `unpin` once.
-        """
-        self._num_pin_users += 1
+        """Pin each slab when a batch first arrives in it, until the ring is freed."""
         if self._pinner is None:
             self._pinner = pinner
             addresses = [self.slab_address(slab) for slab in range(self.num_slabs)]
-            end = weakref.finalize(
-                self, _unpin_all, self._pid, pinner, self._pinned_nbytes, addresses
-            )
+            state = self._pinned_nbytes, addresses, self._memory
+            end = weakref.finalize(self, _unpin_all, self._pid, pinner, *state)
             end.atexit = False
-
-    def unpin(self) -> None:
-        """Unpin the slabs after the last iterator that called `pin`.
-
-        Free slabs are unpinned now. A slab that a batch or a copy uses is unpinned when
-        it is free.
-        """
-        self._num_pin_users -= 1
-        to_device.release_done()
-        if not self._num_pin_users:
-            for slab, holder in enumerate(self.holders()):
-                if holder == FREE:
-                    self._unpin_slab(slab)
 
     def new_holders(self, count: int) -> int:
         """Return the first of ``count`` consecutive numbers that no worker has used."""
@@ -414,7 +409,6 @@ class Ring(RingMemory):
             RuntimeError: the worker does not hold the slab, or a write outside of the
                 tensors of a slab was found. This is checked with poison enabled.
         """
-        to_device.release_done()  # free slabs whose last copy to a device is done
         if self._damage:
             self._unraised.clear()
             raise RuntimeError(self._damage)
@@ -428,7 +422,7 @@ class Ring(RingMemory):
                 f"slab {slab} of the DataLoader's ring must be held by worker {holder} "
                 "when its batch arrives, but is not. Was the loader's process forked?"
             )
-        if self._pinner is not None and self._num_pin_users:
+        if self._pinner is not None:
             self._pin_slab(slab, self._pinner)
         if self.poison_enabled:
             try:
@@ -461,14 +455,18 @@ class Ring(RingMemory):
         if not self.created_here:
             return  # the tensor was of a forked copy
         if self.is_pinned(slab) and self._pinner is not None:
-            read = self.owner(slab)  # copies queued before the fence may read it
+            read = self.owner(slab)  # copies before the fence may read it
             weakref.finalize(read, self._free, slab, nbytes, gaps).atexit = False
             ticket = keep_alive.hold(read)
             del read
             # A failed device raises an error at the next call of the program. It may
             # still read the slab, so the slab is not freed.
             with contextlib.suppress(RuntimeError):
-                keep_alive.release_when(ticket, self._pinner.fence().is_done)
+                fence = self._pinner.fence(self.slab_address(slab))
+                if fence is None:
+                    keep_alive.leak(ticket)
+                    return
+                keep_alive.release_when(ticket, fence.is_done)
                 keep_alive.release_done()
             return
         self._free(slab, nbytes, gaps)
@@ -481,8 +479,6 @@ class Ring(RingMemory):
                 except RuntimeError as error:  # of a finalizer it is only printed
                     self._damage = str(error)
                     self._unraised.append(self._damage)
-            if not self._num_pin_users:
-                self._unpin_slab(slab)
             self.release(slab, PARENT)
         except BaseException:
             # A signal handler raised, as torch's does for a dead worker. Errors of a
@@ -500,11 +496,6 @@ class Ring(RingMemory):
         self._pinned_nbytes[slab] = (
             nbytes if pinner.pin(self.slab_address(slab), nbytes) else -1
         )
-
-    def _unpin_slab(self, slab: int) -> None:
-        if self._pinner is not None and self.is_pinned(slab):
-            if self._pinned_nbytes.pop(slab, 0):  # unless another thread did it
-                self._pinner.unpin(self.slab_address(slab))
 
 
 def find(name: str) -> Ring:
@@ -534,15 +525,21 @@ def _unpin_all(
     pinner: Pinner,
     pinned_nbytes: dict[int, int],
     addresses: list[int],
+    memory: mmap.mmap,
 ) -> None:
-    """Unpin all slabs of a freed ring; while a device reads them, it is not freed."""
+    """Unpin all slabs of a freed ring; while a device reads them, it is not freed.
+
+    Pages that could not be unpinned stay mapped. Otherwise another ring could be mapped
+    at their addresses, which the device would still take for pinned ones.
+    """
     if pid != os.getpid():  # a forked copy, which has not pinned them
         return
     for slab, nbytes in pinned_nbytes.items():
         if nbytes > 0:
-            # A failed device raises an error at the next call of the program.
-            with contextlib.suppress(RuntimeError):
+            try:
                 pinner.unpin(addresses[slab])
+            except RuntimeError:  # the next call of the program raises it
+                keep_alive.leak(keep_alive.hold(memory))
 
 
 def total_nbytes(num_slabs: int, slab_nbytes: int) -> int:

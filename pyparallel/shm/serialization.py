@@ -103,6 +103,7 @@ class ReceivedBatch:
         unsupported, location = self.message.unsupported, self.message.location
         self._unsupported = pickle.loads(unsupported) if unsupported is not None else []
         self._bytes = _no_bytes()
+        to_device.release_done()  # free slabs whose last copy to a device is done
         if isinstance(location, SlabLocation):
             ring = ring_module.find(location.ring)
             self._bytes = ring.adopt(*location[1:])

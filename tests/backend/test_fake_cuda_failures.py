@@ -21,6 +21,7 @@ pytestmark = [
     pytest.mark.device_failures,
     pytest.mark.fake_cuda,
     pytest.mark.filterwarnings(r"ignore:\[PP208\]"),  # a slab that CUDA refuses to pin
+    pytest.mark.filterwarnings("ignore:CUDA warning"),  # by torch
 ]
 
 #: The number of calls of each function that fail in turn during one operation.
@@ -117,20 +118,30 @@ def scatter_ragged(value: int) -> tuple[Tensors, Tensors]:
     return [part["x"] for part in parts], hosts
 
 
-def adopt_slab(value: int) -> tuple[Tensors, Tensors]:
-    """Send a batch of a pinned ring, and drop it."""
-    ring = Ring(2, 16 << 20)
+def adopt_slab(
+    value: int, copy: Callable[[torch.Tensor], Any] = lambda batch: scatter(batch, [0])
+) -> tuple[Tensors, Tensors]:
+    """Copy two batches of a pinned ring of one slab, and drop each at once."""
+    ring = Ring(1, 16 << 20)
     ring.pin(pinning.accelerator_pinner())
-    received = Worker(ring, torch.stack).make(
-        [torch.full((1 << 16,), float(value))] * 4
-    )
-    batch = received.deserialize()
-    found = scatter(batch, [0])[0]
-    expected = batch.clone()
-    del batch, received
+    worker = Worker(ring, torch.stack)
+    found, expected = [], []
+    for sign in (1.0, -1.0):
+        batch = worker.make([torch.full((1 << 16,), sign * value)] * 4).deserialize()
+        found += copy(batch)
+        expected.append(batch.clone())
+        del batch
     torch.cuda.synchronize()
     to_device.release_done()
-    return [found], [expected]
+    return found, expected
+
+
+def copy_slab_on_side_stream(value: int) -> tuple[Tensors, Tensors]:
+    def copy(batch: torch.Tensor) -> Tensors:
+        with torch.cuda.stream(torch.cuda.Stream()):
+            return [batch.to(device(), non_blocking=True)]
+
+    return adopt_slab(value, copy)
 
 
 OPERATIONS: list[Callable[[int], tuple[Tensors, Tensors]]] = [
@@ -143,6 +154,7 @@ OPERATIONS: list[Callable[[int], tuple[Tensors, Tensors]]] = [
     start_to_fetch,
     scatter_ragged,
     adopt_slab,
+    copy_slab_on_side_stream,
 ]
 
 

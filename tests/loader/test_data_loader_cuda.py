@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import multiprocessing
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -18,6 +19,7 @@ from torch.utils.data import Dataset
 
 import pyparallel
 from pyparallel import DataLoader, PreDataLoader, scatter, start_to_host
+from pyparallel.shm import pinning
 from pyparallel.shm import ring as ring_module
 from pyparallel.transfer import to_device
 
@@ -80,6 +82,34 @@ def by_prefetch(loader: Any) -> Iterator[torch.Tensor]:
         yield from ahead
 
 
+def by_side_stream(loader: Any) -> Iterator[torch.Tensor]:
+    """Copy as prefetchers of other libraries do: the batch is dropped at once."""
+    side = torch.cuda.Stream()
+    for batch in loader:
+        assert batch.is_pinned()
+        with torch.cuda.stream(side):
+            torch.cuda._sleep(2_000_000)
+            copied = batch.to("cuda", non_blocking=True)
+        del batch
+        torch.cuda.current_stream().wait_stream(side)
+        copied.record_stream(torch.cuda.current_stream())
+        yield copied
+
+
+def by_side_stream_of_a_prefetcher(loader: Any) -> Iterator[torch.Tensor]:
+    with PreDataLoader(loader) as on_host:
+        yield from by_side_stream(on_host)
+
+
+WAYS = (
+    by_scatter,
+    by_to,
+    by_prefetch,
+    by_side_stream,
+    by_side_stream_of_a_prefetcher,
+)
+
+
 def is_free_again(loader: Any) -> bool:
     """Return True once the device has read all that was dropped."""
 
@@ -103,7 +133,7 @@ def late_device() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("persistent", [False, True])
-@pytest.mark.parametrize("way", [by_scatter, by_to, by_prefetch])
+@pytest.mark.parametrize("way", WAYS)
 def test_every_batch_of_several_epochs_is_right(way: Any, persistent: bool) -> None:
     loader = pinned_loader(persistent_workers=persistent)
     with late_device():
@@ -118,11 +148,19 @@ def test_every_batch_of_several_epochs_is_right(way: Any, persistent: bool) -> N
 
 
 @pytest.mark.filterwarnings("ignore:.PP201")
-@pytest.mark.parametrize("way", [by_scatter, by_to, by_prefetch])
-def test_a_slab_is_not_written_while_the_device_reads_it(way: Any) -> None:
+@pytest.mark.parametrize("persistent", [False, True])
+@pytest.mark.parametrize("way", WAYS)
+def test_a_slab_is_not_written_while_the_device_reads_it(
+    way: Any, persistent: bool
+) -> None:
     """Four slabs serve 60 batches, and the device is behind by three of them."""
     num = 60
-    loader = pinned_loader(Numbers(BATCH * num, SHAPE), num_workers=1, ring_slabs=4)
+    loader = pinned_loader(
+        Numbers(BATCH * num, SHAPE),
+        num_workers=1,
+        ring_slabs=4,
+        persistent_workers=persistent,
+    )
     sent = []
     with late_device():
         for batch in way(loader):
@@ -136,6 +174,44 @@ def test_a_slab_is_not_written_while_the_device_reads_it(way: Any) -> None:
     assert is_free_again(loader)
 
 
+@pytest.fixture
+def in_place() -> None:
+    if pinning.accelerator_pinner() is None:
+        pytest.skip("torch pins batches in its own memory")
+
+
+@pytest.mark.fake_cuda  # lists the calls
+@pytest.mark.usefixtures("in_place")
+@pytest.mark.filterwarnings("ignore:.PP201")
+@pytest.mark.parametrize("persistent", [False, True])
+def test_slabs_are_pinned_once_and_unpinned_with_the_loader(persistent: bool) -> None:
+    loader = pinned_loader(persistent_workers=persistent, ring_slabs=3)
+    with fake_cuda.calls(fake_cuda.EXTENSION) as calls:
+        for _ in range(3):
+            for way in WAYS:
+                list(way(loader))
+        assert is_free_again(loader)
+        del loader
+        gc.collect()
+    assert calls.count("cudaHostRegister") == calls.count("cudaHostUnregister") == 3
+
+
+@pytest.mark.fake_cuda  # lists the calls
+@pytest.mark.usefixtures("in_place")
+@pytest.mark.parametrize("way", WAYS)
+def test_a_loader_that_is_dropped_unpins_after_the_last_copy(way: Any) -> None:
+    loader = pinned_loader()
+    with fake_cuda.calls(fake_cuda.EXTENSION) as calls:
+        with late_device():
+            sent = list(way(loader))
+            del loader
+            gc.collect()
+        assert wait_for(lambda: not to_device.keep_alive._sources)
+    assert calls.count("cudaHostRegister") == calls.count("cudaHostUnregister")
+    assert_expected(sent)
+
+
+@pytest.mark.usefixtures("in_place")
 def test_a_batch_is_read_in_place_without_a_pageable_copy() -> None:
     loader = pinned_loader()
     list(by_scatter(loader))  # every slab is pinned now, as far as one is used

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import copy
+import ctypes
 import gc
+import mmap
 import os
 import threading
 from collections.abc import Iterator
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -17,7 +20,7 @@ from ring_workers import Worker
 import pyparallel
 from pyparallel.shm import pinning, serialization
 from pyparallel.shm.ring import FREE, PARENT, Ring
-from pyparallel.transfer import to_device
+from pyparallel.transfer import engine, to_device
 
 
 class Mark:
@@ -43,6 +46,7 @@ class Lock:
         self.calls: list[tuple[Any, ...]] = []
         self.locked: dict[int, int] = {}
         self.marks: list[Mark] = []
+        self.captured: set[int] = set()  # addresses that a graph reads
 
     def pin(self, address: int, nbytes: int) -> bool:
         assert address % os.sysconf("SC_PAGESIZE") == 0
@@ -55,7 +59,10 @@ class Lock:
     def unpin(self, address: int) -> None:
         self.calls.append(("unpin", self.locked.pop(address)))
 
-    def fence(self) -> Mark:
+    def fence(self, address: int) -> Mark | None:
+        assert address in self.locked, "not tracked"
+        if address in self.captured:
+            return None
         self.marks.append(Mark())
         return self.marks[-1]
 
@@ -139,51 +146,83 @@ def test_all_is_unlocked_when_the_ring_dies_after_all_marks() -> None:
     assert lock.calls[3:] == [("unpin", 2 << 20)] * 3
 
 
-def test_after_the_last_iterator_no_slab_stays_pinned() -> None:
+def test_a_batch_outside_of_the_ring_frees_slabs_that_were_read() -> None:
     lock = Lock()
-    ring, worker = ring_with(lock, 4)
-    ring.pin(lock)  # as a second iterator
-    free, late, kept = (worker.make(samples()).deserialize() for _ in range(3))
-    del free
-    lock.end()
-    del late
-    ring.unpin()
-    assert ring.holders() == [FREE, PARENT, PARENT, FREE]
-    assert len(lock.locked) == 3
-    ring.unpin()
-    assert len(lock.locked) == 2, "a free slab is unlocked at once"
-    lock.end()
-    assert len(lock.locked) == 1, "one that was read when it has been read"
-    assert kept.sum() == 8
-    del kept
-    assert len(lock.locked) == 1
-    lock.end()
-    assert lock.locked == {} and ring.holders() == [FREE] * 4
-    assert not worker.make(samples()).is_pinned
-    ring.pin(lock)
-    assert worker.make(samples()).is_pinned
+    ring, worker = ring_with(lock, 1)
+    worker.make(samples())
+    lock.marks[0].done = True
+    assert ring.holders() == [PARENT]
+    assert not worker.make(samples()).message.is_in_ring
+    assert ring.holders() == [FREE]
 
 
+def test_a_slab_that_a_graph_reads_is_never_used_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    leaked: list[Any] = []
+    monkeypatch.setattr(engine, "_leak", leaked.append)
+    lock = Lock()
+    ring, worker = ring_with(lock)
+    batch = worker.make(samples()).deserialize()
+    lock.captured.add(ring.slab_address(0))
+    del batch
+    for _ in range(3):
+        assert worker.make(samples()).message.location.slab == 1
+        lock.end()
+    assert ring.holders() == [PARENT, FREE]
+    del ring, worker
+    gc.collect()
+    assert to_device.release_done() == 0, "an exit would wait"
+    assert len(lock.locked) == 2, "it stays mapped and pinned"
+    leaked.clear()
+    assert lock.locked == {}
+
+
+class KeepsFromChildren(Lock):
+    """A device whose driver keeps pinned pages from forked processes."""
+
+    def pin(self, address: int, nbytes: int) -> bool:
+        self._advise(address, nbytes, mmap.MADV_DONTFORK)
+        return super().pin(address, nbytes)
+
+    def unpin(self, address: int) -> None:
+        self._advise(address, self.locked[address], mmap.MADV_DOFORK)
+        super().unpin(address)
+
+    def _advise(self, address: int, nbytes: int, advice: int) -> None:
+        pages = ctypes.c_void_p(address), ctypes.c_size_t(nbytes)
+        assert ctypes.CDLL(None).madvise(*pages, advice) == 0
+
+
+@pytest.mark.usefixtures("forked")
+@pytest.mark.filterwarnings("ignore:.PP201")
 @pytest.mark.filterwarnings("ignore:.*no accelerator is found:UserWarning")
 @pytest.mark.parametrize("persistent", [False, True])
-def test_slabs_are_locked_as_long_as_a_loader_has_workers(
+def test_slabs_are_pinned_once_as_long_as_a_loader_exists(
     persistent: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    lock = Lock()
+    lock = KeepsFromChildren()
     monkeypatch.setattr(pinning, "accelerator_pinner", lambda: lock)
     loader = pyparallel.DataLoader(
-        torch.arange(8.0), num_workers=1, pin_memory=True, persistent_workers=persistent
+        torch.arange(40.0),
+        num_workers=1,
+        ring_slabs=2,
+        pin_memory=True,
+        persistent_workers=persistent,
     )
-    for _ in range(2):
-        for batch in loader:
-            assert lock.locked and batch.numel() == 1
-        del batch
-        lock.end()
-        assert bool(lock.locked) == persistent
-    batches = iter(loader)
-    next(batches)
-    del batches, loader
+    for _ in range(3):
+        for i, batch in enumerate(loader):
+            assert batch.tolist() == [i]
+            del batch
+            lock.end()
+    assert lock.calls == [("pin", 2 << 20)] * 2
+    kept = next(iter(loader))
+    del loader
     gc.collect()
+    lock.end()
+    assert len(lock.locked) == 2 and kept.tolist() == [0]
+    del kept
+    assert len(lock.locked) == 2, "the device reads the batch"
     lock.end()
     assert lock.locked == {}
 
@@ -199,6 +238,22 @@ def test_a_fence_that_cannot_be_queried_keeps_its_slab() -> None:
     lock.marks[0].error = None
     lock.end()
     assert ring.holders() == [FREE, FREE]
+
+
+def test_pages_that_could_not_be_unpinned_stay_mapped(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    leaked: list[Any] = []
+    monkeypatch.setattr(engine, "_leak", leaked.append)
+    lock = Lock()
+    ring, worker = ring_with(lock)
+    worker.make(samples())
+    lock.end()
+    monkeypatch.setattr(lock, "unpin", Mock(side_effect=RuntimeError("it failed")))
+    memory = ring._memory
+    del ring, worker
+    gc.collect()
+    assert leaked == [memory]
 
 
 def test_a_slab_that_could_not_be_pinned_is_not_tried_again() -> None:

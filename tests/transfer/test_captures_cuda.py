@@ -7,6 +7,7 @@ import gc
 import subprocess
 import sys
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 from unittest import mock
@@ -15,6 +16,7 @@ import fake_cuda
 import pytest
 import torch
 from gil import others_run_during
+from loader_sets import wait_for
 from repository import ROOT
 from ring_workers import Worker
 
@@ -46,7 +48,7 @@ def keep_busy() -> None:
 
 
 @contextlib.contextmanager
-def capturing(synchronize: bool = True) -> Iterator[None]:
+def capturing(synchronize: bool = True) -> Iterator[torch.cuda.CUDAGraph]:
     """Capture in the mode in which an unsafe call of any thread ends the capture."""
     graph, static = torch.cuda.CUDAGraph(), torch.zeros(8, device=device())
     if synchronize:
@@ -55,7 +57,7 @@ def capturing(synchronize: bool = True) -> Iterator[None]:
         graph.capture_begin(capture_error_mode="global")
         try:
             static.add_(1)
-            yield
+            yield graph
             static.add_(1)
         except BaseException:
             with contextlib.suppress(RuntimeError):
@@ -118,43 +120,51 @@ def test_memory_is_pinned_beside_a_capture() -> None:
     with capturing():
         received = in_thread(lambda: worker.make([torch.ones(8)]))
         assert received.is_pinned
-        in_thread(ring.unpin)
-    assert received.deserialize().sum() == 8
+        kept = received.deserialize().clone()
+        unpinned = weakref.ref(ring)
+        received = worker = ring = None  # type: ignore[assignment]
+        assert unpinned() is None
+    assert kept.sum() == 8
 
 
 def test_a_batch_freed_during_capture_frees_its_slab() -> None:
     ring, worker = pinned_ring()
     batch = [worker.make([torch.ones(8)]).deserialize()]
     assert batch[0].is_pinned()
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        keep_busy()
+        copied = batch[0].to(device(), non_blocking=True)
     with mock.patch.object(sys, "unraisablehook") as hook:
-        with capturing():
+        with capturing(synchronize=False):
             batch.clear()
             assert ring.holders() == [PARENT, FREE]
             in_thread(to_device.release_done)
-            assert ring.holders() == [PARENT, FREE], "the capture is not over"
-        to_device.release_done()  # records the event
-        torch.cuda.synchronize()
-        to_device.release_done()
+            assert wait_for(lambda: ring.holders() == [FREE, FREE])
     assert not hook.called
-    assert ring.holders() == [FREE, FREE]
+    assert copied.tolist() == [[1] * 8]
 
 
-def test_memory_that_torch_copies_under_capture_is_given_up() -> None:
+def test_memory_that_a_graph_copies_is_never_used_again() -> None:
     class Marked(torch.Tensor):
         pass
 
     ring, worker = pinned_ring()
     batch = worker.make([torch.ones(8)]).deserialize().as_subclass(Marked)
     target = torch.zeros(1, 8, device=device())
-    with capturing():
+    with capturing() as graph:
         mixed = MixedCopy([batch], device())
         target.copy_(mixed.wait()[0])
     del batch, mixed
     gc.collect()
-    for _ in range(3):  # a fence for each: the tensors, their owner, its slab
+    for i in range(3):
         torch.cuda.synchronize()
         to_device.release_done()
-    assert ring.holders() == [FREE, FREE]
+        worker.make([torch.full((8,), float(i))])
+    assert ring.holders() == [PARENT, FREE]
+    target.zero_()
+    graph.replay()
+    assert target.tolist() == [[1] * 8]
 
 
 @pytest.mark.parametrize("nbytes", [64, 5 << 20])
@@ -236,9 +246,12 @@ def work():
     ring = Ring(1, 1 << 20)
     assert ring.commit(0, 1 << 20)
     assert lock.pin(ring.slab_address(0), ring.committed(0))
-    fence = lock.fence()
+    slab = ring.payload(ring.owner(0), 64)
+    with to_device.torch_device.using(home):
+        copied = slab.to(second, non_blocking=True)
+    fence = lock.fence(ring.slab_address(0))
     torch.cuda.synchronize(second)
-    assert fence.is_done()
+    assert fence.is_done() and torch.equal(copied.cpu(), slab)
     lock.unpin(ring.slab_address(0))
     assert not to_device.torch_device.is_capturing(home)
     to_device.release_done()
