@@ -46,21 +46,10 @@ inline bool slot_ascends(int64_t offset, int64_t begin) { return offset >= begin
   return checked_add(offset, nbytes, end) && *end <= slab_nbytes;
 }
 
-// Writes words, for lanes that share a row. The only fill is zero.
-struct SharedLanesWriter {
-  Lane lane;
-
-  PP_HOST_DEVICE void copy(uint8_t* to, const uint8_t* from, int64_t nbytes) const {
-    copy_words(to, from, nbytes, lane);
-  }
-  PP_HOST_DEVICE void fill(uint8_t* to, int64_t nbytes, const Fill&) const {
-    zero_words(to, nbytes, lane);
-  }
-};
-
 // The body of a packing. Rows are pieces of `piece` bytes of the slab; the last one may
 // be shorter. If lanes share a row, kWordBytes must divide the address of dst, and
-// begin, end, piece and the offsets of all slots. A single lane needs no alignment.
+// begin, end, piece and the offsets of all slots, and a piece has less than 2**31
+// bytes. A single lane needs no alignment.
 struct Pack {
   uint8_t* dst;
   int64_t end;
@@ -79,8 +68,7 @@ struct Pack {
       return;
     }
     for (int64_t n = rows.begin; n < rows.end; n += rows.step) {
-      SharedLanesWriter writer{lane};
-      write<kWordBytes>(start_of(n), start_of(n + 1), &writer);
+      write_piece(start_of(n), start_of(n + 1), lane);
     }
   }
 
@@ -88,7 +76,7 @@ struct Pack {
   template <typename RowWriter>
   PP_HOST_DEVICE void write_run(Rows rows) const {
     RowWriter writer;
-    write<1>(start_of(rows.begin), start_of(rows.end), &writer);
+    write(start_of(rows.begin), start_of(rows.end), &writer);
     writer.finish();
   }
 
@@ -112,9 +100,35 @@ struct Pack {
     return low;
   }
 
-  // Writes the bytes [first, last) of the slab. The last `unit` of a leaf may be
-  // partial.
-  template <int64_t unit, typename Writer>
+  // Writes the bytes [first, last) of the slab. If they are of several leaves, each
+  // lane finds the leaf of its word, so that no leaf waits for another one.
+  PP_HOST_DEVICE void write_piece(int64_t first, int64_t last, Lane lane) const {
+    int64_t i = find_slot(first);
+    if (i < num_slots && slots[i].offset <= first) {
+      const int64_t done = first - slots[i].offset;
+      const int64_t left = slots[i].nbytes - done;
+      if (last - first - left < kWordBytes) {
+        copy_words(dst + first, slots[i].src + done, lesser(left, last - first), lane);
+        return;
+      }
+    }
+    PP_ROLLED
+    for (int64_t at = first + kWordBytes * lane.index; at < last;
+         at += kWordBytes * lane.count) {
+      PP_ROLLED
+      while (i < num_slots && slots[i].offset + slots[i].nbytes <= at) ++i;
+      Word16 word{0, 0};
+      if (i < num_slots && slots[i].offset <= at) {
+        const uint8_t* leaf = slots[i].src;
+        word = word_of<PlainReader>(leaf + (at - slots[i].offset), leaf,
+                                    leaf + slots[i].nbytes);
+      }
+      *reinterpret_cast<Word16*>(dst + at) = word;
+    }
+  }
+
+  // Writes the bytes [first, last) of the slab.
+  template <typename Writer>
   PP_HOST_DEVICE void write(int64_t first, int64_t last, Writer* writer) const {
     int64_t at = first;
     for (int64_t i = find_slot(first); at < last; ++i) {
@@ -128,7 +142,7 @@ struct Pack {
       const int64_t count = lesser(slots[i].nbytes - done, last - at);
       if (count <= 0) continue;
       writer->copy(dst + at, slots[i].src + done, count);
-      at += (count + unit - 1) / unit * unit;
+      at += count;
     }
   }
 };

@@ -153,6 +153,22 @@ PP_HOST_DEVICE void fill_words(uint8_t* to, const Word16& value, Range range,
   }
 }
 
+// Returns sixteen bytes from `from` on. Those from `last` on are zero. No byte outside
+// [first, last) is read.
+template <typename Reader>
+PP_HOST_DEVICE Word16 word_of(const uint8_t* from, const uint8_t* first,
+                              const uint8_t* last) {
+  const int past = bytes_past_word(from);
+  const auto* aligned = reinterpret_cast<const Word16*>(from - past);
+  if (past == 0 && last - from >= kWordBytes) return Reader::read(aligned);
+  if (from - first < past || last - from < 2 * kWordBytes - past) {
+    const int64_t left = last - from;
+    return partial_word<Reader>(
+        from, left < kWordBytes ? static_cast<int>(left) : kWordBytes);
+  }
+  return shifted_word(Reader::read(aligned), Reader::read(aligned + 1), past);
+}
+
 // Copies less than 2**31 bytes to `to`, which is the start of a word. The rest of the
 // last word becomes zero. No byte outside the source is read: words at its ends are
 // assembled from bytes unless the source is aligned.
@@ -169,11 +185,6 @@ PP_HOST_DEVICE void copy_words(uint8_t* to, const uint8_t* from, int64_t nbytes,
         partial_word<Reader>(from + edge, lesser_int(size - edge, kWordBytes));
   }
   move_words<Reader>(to, from, whole, lane);
-}
-
-// Writes zeros likewise; nbytes is a multiple of a word.
-PP_HOST_DEVICE void zero_words(uint8_t* to, int64_t nbytes, Lane lane) {
-  fill_words(to, Word16{0, 0}, {0, static_cast<int>(nbytes)}, lane);
 }
 
 }  // namespace pyparallel

@@ -6,8 +6,11 @@
 namespace pyparallel::cuda {
 namespace {
 
-// For every lane, the number of words that `move_words` reads before it writes.
-constexpr int64_t kPieceBytes = kWordsAhead * kWarpSize * kWordBytes;
+// For every lane, the number of words that `move_words` reads before it writes. In a
+// small slab each lane has one word, so that the slab occupies the whole GPU.
+constexpr int64_t kSmallPiece = kWarpSize * kWordBytes;
+constexpr int64_t kLargePiece = kWordsAhead * kSmallPiece;
+constexpr int64_t kLargeSlab = 4096 * kSmallPiece;
 // The parameters of a launch beside the slots.
 constexpr int64_t kOtherBytes = sizeof(Pack) + sizeof(int64_t);
 // Every device takes 168 slots, and those with large parameters 1362. Each launch
@@ -41,11 +44,12 @@ cudaError_t launch_pack(const Pack& part, cudaStream_t stream) {
 }  // namespace
 
 cudaError_t pack(const Pack& body, cudaStream_t stream) {
+  const bool small = body.end - body.begin < kLargeSlab;
   const int64_t most = body.num_slots > kFew && takes_many_bytes() ? kMany : kFew;
   int64_t first = 0;
   do {
     Pack part = slice(body, first, most);
-    part.piece = kPieceBytes;
+    part.piece = small ? kSmallPiece : kLargePiece;
     const cudaError_t error = part.num_slots > kFew ? launch_pack<kMany>(part, stream)
                                                     : launch_pack<kFew>(part, stream);
     if (error != cudaSuccess) return error;

@@ -1,5 +1,6 @@
 // Packing into slots: bounds, gaps, and reads; fuzz_pack.cpp has lanes and slices.
 #include <cstdint>
+#include <cstring>
 #include <limits>
 #include <vector>
 
@@ -69,6 +70,14 @@ TEST(test_words_of_a_leaf_are_read_within_it) {
           copy_words<WatchedReader>(dst.data(), from, nbytes, Lane{lane, lanes});
         }
         CHECK(dst.holds(expected));
+      }
+      for (int64_t at = 0; at < nbytes; ++at) {
+        const Word16 word = word_of<WatchedReader>(from + at, from, from + nbytes);
+        uint8_t bytes[kWordBytes];
+        memcpy(bytes, &word, kWordBytes);
+        for (int64_t b = 0; b < kWordBytes; ++b) {
+          CHECK(bytes[b] == (at + b < nbytes ? from[at + b] : 0));
+        }
       }
     }
   }
