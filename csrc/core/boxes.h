@@ -38,12 +38,52 @@ struct Start {
   int64_t x;
 };
 
+struct Division {
+  int64_t quotient;
+  int64_t remainder;
+};
+
+// A count that many numbers are divided by. A multiplication by the rounded reciprocal
+// replaces each division of numbers below 2**31. A GPU needs about twenty instructions
+// for a division in 32 bits, and a hundred in 64.
+class Divisor {
+ public:
+  constexpr Divisor(int64_t value = 1) : value_(value) {
+    if (value < 1 || value >> 31 != 0) return;
+    while (int64_t{1} << shift_ < value) ++shift_;
+    shift_ += 31;
+    // Rounded up, the reciprocal is too large by less than one part in 2**31. So the
+    // error of a product stays below the distance to the next quotient. It has 32 bits,
+    // because 2**(shift - 31) is less than twice the divisor.
+    const uint64_t power = uint64_t{1} << shift_;
+    const auto divisor = static_cast<uint64_t>(value);
+    multiplier_ = static_cast<uint32_t>((power + divisor - 1) / divisor);
+  }
+
+  PP_HOST_DEVICE operator int64_t() const { return value_; }
+
+  // Requires n >= 0.
+  PP_HOST_DEVICE Division divide(int64_t n) const {
+    if (((n | value_) >> 31) != 0) return {n / value_, n % value_};
+    const auto narrow = static_cast<uint32_t>(n);
+    const auto quotient =
+        static_cast<uint32_t>(uint64_t{narrow} * multiplier_ >> shift_);
+    return {quotient, narrow - quotient * static_cast<uint32_t>(value_)};
+  }
+
+ private:
+  int64_t value_;
+  uint32_t multiplier_ = 0;
+  uint32_t shift_ = 0;
+};
+
+// A place in a frame is found by division.
 struct Frame {
-  int64_t planes;
-  int64_t depth;
-  int64_t height;
+  Divisor planes;
+  Divisor depth;
+  Divisor height;
   int64_t width;
-  int64_t pieces;       // per row
+  Divisor pieces;       // per row
   int64_t piece_width;  // bytes; a multiple of 16 unless pieces == 1
 };
 
@@ -59,22 +99,6 @@ struct BoxTable {
 };
 
 constexpr BoxTable kNoBoxes{nullptr, nullptr, nullptr, 0, {1, 1, 1, 1, 1, 1}};
-
-struct Division {
-  int64_t quotient;
-  int64_t remainder;
-};
-
-// Divides in 32 bits if both numbers fit: a division in 64 bits is several times
-// slower, on a GPU even more than on a CPU. Requires n >= 0 and d > 0.
-PP_HOST_DEVICE Division divide_row(int64_t n, int64_t d) {
-  if (((n | d) >> 32) == 0) {
-    const uint32_t narrow_n = static_cast<uint32_t>(n);
-    const uint32_t narrow_d = static_cast<uint32_t>(d);
-    return {narrow_n / narrow_d, narrow_n % narrow_d};
-  }
-  return {n / d, n % d};
-}
 
 PP_HOST_DEVICE int64_t lesser(int64_t a, int64_t b) { return a < b ? a : b; }
 PP_HOST_DEVICE int64_t greater(int64_t a, int64_t b) { return a < b ? b : a; }
@@ -117,10 +141,10 @@ struct RowSpan {
 
 PP_HOST_DEVICE RowSpan row_span(const BoxTable& table, int64_t piece) {
   const Frame& frame = table.frame;
-  const Division row = divide_row(piece, frame.pieces);
-  const Division y = divide_row(row.quotient, frame.height);
-  const Division z = divide_row(y.quotient, frame.depth);
-  const Division plane = divide_row(z.quotient, frame.planes);
+  const Division row = frame.pieces.divide(piece);
+  const Division y = frame.height.divide(row.quotient);
+  const Division z = frame.depth.divide(y.quotient);
+  const Division plane = frame.planes.divide(z.quotient);
   const Box& box = table.boxes[plane.quotient];
   Start start{0, 0, 0};
   if (table.starts != nullptr) start = table.starts[plane.quotient];

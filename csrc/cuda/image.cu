@@ -11,9 +11,25 @@
 namespace pyparallel::cuda {
 namespace {
 
-// The columns that one warp writes before it computes its next row. A lane reads ahead
-// for four stores of float32, or for two of sixteen bits.
-constexpr int64_t kColumnsPerPiece = 512;
+// A warp spends about as much on finding a piece and its channels as on 256 columns. So
+// a piece is a whole row, unless that row is very wide, or the batch has too few rows
+// to occupy a GPU twice. In four groups of float32 the lanes of a warp have 512
+// columns.
+constexpr int64_t kMostColumns = 4096;
+constexpr int64_t kFewestColumns = 512;
+constexpr int64_t kEnoughPieces = 8192;
+
+int64_t quotient_up(int64_t n, int64_t d) { return (n - 1) / d + 1; }
+
+// Returns the columns of the pieces of a row: equal, but for the last one.
+int64_t piece_columns(const ImageBatch& batch) {
+  const int64_t num_rows = batch.num_images * batch.height;
+  int64_t pieces = quotient_up(kEnoughPieces, num_rows);
+  pieces = lesser(pieces, quotient_up(batch.width, kFewestColumns));
+  pieces = greater(pieces, quotient_up(batch.width, kMostColumns));
+  constexpr int64_t kLine = 64;  // of columns, so that pieces start alike
+  return quotient_up(quotient_up(batch.width, pieces), kLine) * kLine;
+}
 
 // Blocks per multiprocessor. They leave 64 or 80 registers per lane, which is enough.
 // Half or three eighths of all warps, with their reads ahead, saturate the memory.
@@ -22,6 +38,7 @@ constexpr int kMinBlocks = layout == RowLayout::kPlanesOfPixels ? 3 : 4;
 
 struct DeviceMath {
   __device__ static float subtract(float a, float b) { return __fsub_rn(a, b); }
+  __device__ static float multiply(float a, float b) { return __fmul_rn(a, b); }
   __device__ static float divide(float a, float b) { return __fdiv_rn(a, b); }
   __device__ static float multiply_add(float a, float b, float c) {
     return __fmaf_rn(a, b, c);
@@ -99,7 +116,7 @@ cudaError_t launch_inline(const ImageBatch& batch, cudaStream_t stream) {
 
 template <typename Body>
 cudaError_t launch_slices(ImageBatch batch, int64_t itemsize, cudaStream_t stream) {
-  cut_rows(&batch, kColumnsPerPiece);
+  cut_rows(&batch, piece_columns(batch));
   const int64_t num = batch.num_images;
   const int64_t limit = num > kFew && takes_many_bytes() ? kMany : kFew;
   for (int64_t first = 0; first < num; first += limit) {

@@ -102,11 +102,9 @@ void ImageBatchJob::set_levels(const ImageNormalization& normalization) {
                       values->size(), ".");
   }
   for (size_t c = 0; c < channels; ++c) {
-    const Level level = make_level(normalization.mean[c], normalization.std[c],
-                                   normalization.fill[c], normalization.exact);
-    job_.batch.levels.shift[c] = level.shift;
-    job_.batch.levels.scale[c] = level.scale;
-    job_.batch.levels.fill[c] = level.fill;
+    job_.batch.levels.set(static_cast<int>(c),
+                          make_level(normalization.mean[c], normalization.std[c],
+                                     normalization.fill[c], normalization.exact));
   }
   job_.batch.swapped = normalization.swap_channels;
   job_.exact = normalization.exact;

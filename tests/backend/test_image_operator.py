@@ -158,6 +158,29 @@ def test_numbers_are_rounded_to_float32_and_may_be_anything(
     assert dst[..., 0].tolist() == [[[0], [0]]]
 
 
+#: Means and stds that three operations cannot divide by, and their neighbours that
+#: they can.
+ODD = [0.0, -0.0, 1e-45, 1e-30, 2.0**-41, 2.0**-40, -3.5, 2.0**40, 2.0**41, 1e38]
+
+
+@both
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("channels_last", [False, True])
+@pytest.mark.parametrize("source", [torch.uint8, torch.float32], ids=str)
+def test_every_mean_and_std_divides_as_numpy_does(
+    backend: ModuleType, dtype: torch.dtype, channels_last: bool, source: torch.dtype
+) -> None:
+    pixels = torch.arange(256, dtype=source).expand(3, 2, 256).contiguous()
+    layout = torch.channels_last if channels_last else torch.contiguous_format
+    dst = torch.empty(1, 3, 2, 256, dtype=dtype).to(memory_format=layout)
+    for odd in [*ODD, float("inf"), float("nan")]:
+        for mean, std in ((odd, 58.395), (123.675, odd), (odd, odd), (odd, 1e-3)):
+            numbers = oracle.Numbers((mean, 7.5, mean), (57.12, std, std), (0, 0, 0))
+            backend.image_batch(dst, [pixels], None, *numbers, False, True)
+            expected = oracle.in_steps([pixels.numpy()], (2, 256), numbers, False)
+            oracle.assert_bits(dst, expected)
+
+
 def image(*shape: int, dtype: torch.dtype = torch.uint8) -> torch.Tensor:
     return torch.ones(shape or (3, 4, 5), dtype=dtype)
 

@@ -60,6 +60,14 @@ const Instruction* divide(Thread& thread, const Instruction& i) {
 }
 
 template <typename T>
+const Instruction* multiply_add_low(Thread& thread, const Instruction& i) {
+  const T product =
+      kMultiplyLow(thread.get<T>(i.operands[1]), thread.get<T>(i.operands[2]));
+  thread.set(i.operands[0], kAdd(product, thread.get<T>(i.operands[3])));
+  return &i + 1;
+}
+
+template <typename T>
 const Instruction* shift_left(Thread& thread, const Instruction& i) {
   const auto count = thread.get<uint32_t>(i.operands[2]);
   const auto value = thread.get<T>(i.operands[1]);
@@ -108,6 +116,14 @@ void decode_multiply(Statement& s, Instruction* i) {
   kDecode(s, i);
 }
 
+void decode_multiply_add(Statement& s, Instruction* i) {
+  s.take("lo");
+  static const Decode kDecode = typed(
+      kIntegers, [](auto t) { return &multiply_add_low<typename decltype(t)::type>; },
+      {"", "", "", ""});
+  kDecode(s, i);
+}
+
 void decode_compare(Statement& s, Instruction* i) {
   static const Opcodes kComparisons{
       {"eq", binary_decoder<kEqual>(kIntegers, "pred")},
@@ -151,6 +167,8 @@ float canonical(float value) {
   return value;
 }
 
+constexpr auto kNegateFloat = [](float a) { return canonical(-a); };
+constexpr auto kMultiplyFloat = [](float a, float b) { return canonical(a * b); };
 constexpr auto kSubtractFloat = [](float a, float b) { return canonical(a - b); };
 constexpr auto kDivideFloat = [](float a, float b) { return canonical(a / b); };
 constexpr auto kFromInteger = [](auto value) { return static_cast<float>(value); };
@@ -209,6 +227,7 @@ Opcodes arithmetic_opcodes() {
              {"", "", ""})},
       {"min", binary_decoder<kMinimum>(kIntegers)},
       {"max", binary_decoder<kMaximum>(kIntegers)},
+      {"mad", decode_multiply_add},
       {"neg", unary_decoder<kNegate>(kSigned)},
       {"and", binary_decoder<kAnd>(kLogical)},
       {"or", binary_decoder<kOr>(kLogical)},
@@ -225,6 +244,8 @@ Opcodes arithmetic_opcodes() {
       {"setp", decode_compare},
       {"selp", decode_select},
       {"cvt", decode_convert},
+      {"neg.f32", fixed(&unary<kNegateFloat, float>, {"f32", "f32"})},
+      {"mul.rn.f32", fixed(&binary<kMultiplyFloat, float>, {"f32", "f32", "f32"})},
       {"sub.rn.f32", fixed(&binary<kSubtractFloat, float>, {"f32", "f32", "f32"})},
       {"div.rn.f32", fixed(&binary<kDivideFloat, float>, {"f32", "f32", "f32"})},
       {"fma.rn.f32", fixed(&multiply_add, {"f32", "f32", "f32", "f32"})},

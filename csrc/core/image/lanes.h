@@ -23,6 +23,9 @@ PP_HOST_DEVICE uint32_t mask_bytes(int count) {
 // `num` consecutive values of a source, read in words of four bytes, or of sixteen if
 // the address is aligned. Words of uint8 values are read from aligned addresses and
 // shifted into place. So up to kMargin items on both sides are read too.
+//
+// The groups of a lane are at distances that 4 divides, so all of them have the
+// alignment of a first place.
 template <typename Source, int num, typename Math>
 struct SourceGroup;
 
@@ -30,13 +33,23 @@ template <int num, typename Math>
 struct SourceGroup<uint8_t, num, Math> {
   static constexpr int kMargin = 4;
   static constexpr int kWords = num / 4;
+
+  struct Place {
+    const uint32_t* words;
+    uint32_t shift;
+  };
+
   uint32_t words[kWords + 1];
   uint32_t shift;
 
-  PP_HOST_DEVICE void load(const uint8_t* from) {
+  PP_HOST_DEVICE static Place place_of(const uint8_t* from) {
     const auto past = static_cast<uint32_t>(reinterpret_cast<uintptr_t>(from) & 3);
-    shift = 8 * past;
-    const auto* first = reinterpret_cast<const uint32_t*>(from - past);
+    return {reinterpret_cast<const uint32_t*>(from - past), 8 * past};
+  }
+
+  PP_HOST_DEVICE void load(const Place& place, int distance) {
+    shift = place.shift;
+    const uint32_t* first = place.words + distance / 4;
     for (int w = 0; w <= kWords; ++w) words[w] = Math::load(first + w);
   }
 
@@ -49,10 +62,21 @@ struct SourceGroup<uint8_t, num, Math> {
 template <int num, typename Math>
 struct SourceGroup<float, num, Math> {
   static constexpr int kMargin = 0;
+
+  struct Place {
+    const float* first;
+    bool aligned;
+  };
+
   float values[num];
 
-  PP_HOST_DEVICE void load(const float* from) {
-    if ((reinterpret_cast<uintptr_t>(from) & 15) == 0) {
+  PP_HOST_DEVICE static Place place_of(const float* from) {
+    return {from, (reinterpret_cast<uintptr_t>(from) & 15) == 0};
+  }
+
+  PP_HOST_DEVICE void load(const Place& place, int distance) {
+    const float* from = place.first + distance;
+    if (place.aligned) {
       for (int w = 0; w < num / 4; ++w) Math::load_four(from + 4 * w, values + 4 * w);
     } else {
       for (int k = 0; k < num; ++k) values[k] = Math::load(from + k);
@@ -133,6 +157,24 @@ struct ImageLanes {
     return Math::divide(Math::subtract(x, level.shift), level.scale);
   }
 
+  // Whether quotients of whole groups take three operations. See Note: [three
+  // operations] in core/image/math.h.
+  static constexpr bool kInverse = exact && sizeof(Source) == 1;
+
+  // The same value, in a group.
+  PP_HOST_DEVICE static float grouped(float x, const Level& level) {
+    if constexpr (kInverse) {
+      return quotient<Math>(Math::subtract(x, level.shift), level.scale, level.inverse);
+    }
+    return normalized(x, level);
+  }
+
+  // Returns true if `grouped` may compute values of a channel. Values of all others are
+  // written one by one: their mean or std is beyond any use.
+  PP_HOST_DEVICE static bool has_inverse(const Level& level) {
+    return !kInverse || Math::bits(level.inverse) != 0;
+  }
+
   PP_HOST_DEVICE static void store(Value* to, const float (&values)[kGroup]) {
     uint32_t words[4];
     for (int w = 0; w < 4; ++w) {
@@ -178,7 +220,7 @@ struct ImageLanes {
 
   PP_HOST_DEVICE void write_planes(const ImageSpan& span, const Pixels<Source>& from,
                                    Lane lane) const {
-    [[maybe_unused]] const int64_t plane = batch.height * batch.width;
+    const int64_t plane = batch.height * batch.width;
     const int64_t row = span.index * batch.channels * batch.height + span.y;
     ValueRun<1> first{static_cast<Value*>(batch.dst) + row * batch.width + span.first,
                       static_cast<int>(span.count),
@@ -190,26 +232,23 @@ struct ImageLanes {
     if constexpr (layout == RowLayout::kPlanesOfPixels) {
       if (from.next_column == 3 && plane % kGroup == 0) {
         const Source* begin = from.next_channel > 0 ? from.first : from.first - 2;
-        if (has_margin(span, begin, 3 * span.data)) {
+        bool groups = has_margin(span, begin, 3 * span.data);
+        for (int c = 0; c < 3; ++c) groups &= has_inverse(level_of(batch.levels, c));
+        if (groups) {
           done = write_three_planes(first, begin, lane);
         }
       }
     }
+    // Sums, because the compiler would compute a product again for each load.
+    ValueRun<1> run = first;
     PP_ROLLED
     for (int c = 0; c < batch.channels; ++c) {
-      ValueRun<1> run = channel_run(first, c);
+      run.cycle.levels[0] = level_of(batch.levels, c);
       run.dense = from.next_column == 1 && has_margin(span, run.from.first, span.data);
       write(run, done, lane);
+      run.to += plane;
+      run.from.first += from.next_channel;
     }
-  }
-
-  // Returns the run of one channel, given the run of channel 0.
-  PP_HOST_DEVICE ValueRun<1> channel_run(const ValueRun<1>& first, int channel) const {
-    ValueRun<1> run = first;
-    run.to += channel * (batch.height * batch.width);
-    run.from.first += channel * first.from.next_channel;
-    run.cycle.levels[0] = level_of(batch.levels, channel);
-    return run;
   }
 
   // Writes pixels of three channels.
@@ -251,7 +290,7 @@ struct ImageLanes {
     }
   }
 
-  template <int C>
+  template <bool in_group, int C>
   PP_HOST_DEVICE static float value_at(const ValueRun<C>& run, int at,
                                        const Level& level) {
     if (at >= run.data) return level.fill;
@@ -259,7 +298,8 @@ struct ImageLanes {
     const auto channel = static_cast<int64_t>(static_cast<unsigned>(at) % C);
     const Source* from = run.from.first + column * run.from.next_column;
     if (C > 1) from += channel * run.from.next_channel;
-    return normalized(static_cast<float>(Math::load(from)), level);
+    const auto x = static_cast<float>(Math::load(from));
+    return in_group ? grouped(x, level) : normalized(x, level);
   }
 
   // Returns the number of values of [head, end) in whole groups.
@@ -275,8 +315,9 @@ struct ImageLanes {
   PP_HOST_DEVICE static void write(const ValueRun<C>& run, int done, Lane lane) {
     const int head = items_to_word(run.to, run.count);
     const int tail = head + whole_groups(head, run.count);
-    const bool grouped = run.dense || C > 1;
-    const int whole = head + (grouped ? whole_groups(head, run.data) : done);
+    bool groups = run.dense || C > 1;
+    for (int k = 0; k < C; ++k) groups &= has_inverse(run.cycle.levels[k]);
+    const int whole = head + (groups ? whole_groups(head, run.data) : done);
     const int fill = lesser_int(tail, head + whole_groups(head, run.data + kGroup - 1));
     const int mixed = head + fill - whole;
     const int edges = mixed + run.count - tail;
@@ -285,7 +326,7 @@ struct ImageLanes {
       int at = edge;
       if (edge >= head) at += edge < mixed ? whole - head : tail - mixed;
       const Level level = run.cycle.rotated(at).levels[0];
-      run.to[at] = Math::round(value_at(run, at, level), Value{});
+      run.to[at] = Math::round(value_at<false>(run, at, level), Value{});
     }
     const int step = kGroup * lane.count;
     PP_ROLLED
@@ -313,7 +354,7 @@ struct ImageLanes {
       const ChannelCycle<C> cycle = run.cycle.rotated(at);
       float values[kGroup];
       for (int k = 0; k < kGroup; ++k) {
-        values[k] = value_at(run, at + k, cycle.levels[k % C]);
+        values[k] = value_at<true>(run, at + k, cycle.levels[k % C]);
       }
       store(run.to + at, values);
     }
@@ -322,16 +363,18 @@ struct ImageLanes {
   template <int C>
   PP_HOST_DEVICE static void write_dense(const ValueRun<C>& run, int at, int step,
                                          int end) {
-    SourceGroup<Source, kGroup, Math> groups[kAhead];
+    using Group = SourceGroup<Source, kGroup, Math>;
+    const typename Group::Place place = Group::place_of(run.from.first + at);
+    Group groups[kAhead];
     for (int a = 0; a < kAhead; ++a) {
-      if (at + a * step < end) groups[a].load(run.from.first + at + a * step);
+      if (at + a * step < end) groups[a].load(place, a * step);
     }
     for (int a = 0; a < kAhead; ++a, at += step) {
       if (at >= end) break;
       const ChannelCycle<C> cycle = run.cycle.rotated(at);
       float values[kGroup];
       for (int k = 0; k < kGroup; ++k) {
-        values[k] = normalized(groups[a].value(k), cycle.levels[k % C]);
+        values[k] = grouped(groups[a].value(k), cycle.levels[k % C]);
       }
       store(run.to + at, values);
     }
@@ -343,17 +386,21 @@ struct ImageLanes {
                                         Lane lane) const {
     const int head = items_to_word(first.to, first.count);
     const int done = whole_groups(head, first.data);
+    const int64_t plane = batch.height * batch.width;
+    const int64_t next_plane = batch.swapped ? -plane : plane;
+    Value* to = first.to + head + (batch.swapped ? 2 * plane : 0);
     PP_ROLLED
     for (int at = kGroup * lane.index; at < done; at += kGroup * lane.count) {
-      SourceGroup<Source, 3 * kGroup, Math> pixels;
-      pixels.load(begin + 3 * (head + at));
+      using Group = SourceGroup<Source, 3 * kGroup, Math>;
+      Group pixels;
+      pixels.load(Group::place_of(begin + 3 * (head + at)), 0);
       for (int s = 0; s < 3; ++s) {
-        const ValueRun<1> run = channel_run(first, batch.swapped ? 2 - s : s);
+        const Level level = level_of(batch.levels, batch.swapped ? 2 - s : s);
         float values[kGroup];
         for (int k = 0; k < kGroup; ++k) {
-          values[k] = normalized(pixels.value(3 * k + s), run.cycle.levels[0]);
+          values[k] = grouped(pixels.value(3 * k + s), level);
         }
-        store(run.to + head + at, values);
+        store(to + s * next_plane + at, values);
       }
     }
     return done;

@@ -13,6 +13,7 @@
 
 #include "core/boxes.h"
 #include "core/host_device.h"
+#include "core/image/math.h"
 
 namespace pyparallel {
 
@@ -28,31 +29,42 @@ struct Image {
 
 static_assert(sizeof(Image) == 16, "a launch carries a thousand of them");
 
-// The normalisation of each channel: (x - shift) / scale if the result must be exact,
-// else x * scale + shift, rounded once. Pixels outside the image get `fill`.
-struct Levels {
-  float shift[kMaxChannels];
-  float scale[kMaxChannels];
-  float fill[kMaxChannels];
-};
-
-// The levels of one channel.
+// The normalisation of one channel: (x - shift) / scale if the result must be exact,
+// else x * scale + shift, rounded once. Pixels outside the image get `fill`. `inverse`
+// is of `scale` (exact_inverse in math.h), or 0.
 struct Level {
   float shift;
   float scale;
   float fill;
+  float inverse;
+};
+
+// The levels of each channel.
+struct Levels {
+  float shift[kMaxChannels];
+  float scale[kMaxChannels];
+  float fill[kMaxChannels];
+  float inverse[kMaxChannels];
+
+  void set(int channel, const Level& level) {
+    shift[channel] = level.shift;
+    scale[channel] = level.scale;
+    fill[channel] = level.fill;
+    inverse[channel] = level.inverse;
+  }
 };
 
 PP_HOST_DEVICE Level level_of(const Levels& levels, int channel) {
-  return {levels.shift[channel], levels.scale[channel], levels.fill[channel]};
+  return {levels.shift[channel], levels.scale[channel], levels.fill[channel],
+          levels.inverse[channel]};
 }
 
 // Returns the levels that compute (x - mean) / std.
 inline Level make_level(float mean, float std, float fill, bool exact) {
-  if (exact) return {mean, std, fill};
+  if (exact) return {mean, std, fill, exact_inverse(mean, std)};
   const double scale = 1.0 / static_cast<double>(std);
   const double shift = -static_cast<double>(mean) / static_cast<double>(std);
-  return {static_cast<float>(shift), static_cast<float>(scale), fill};
+  return {static_cast<float>(shift), static_cast<float>(scale), fill, 0};
 }
 
 // A view. Height and width are less than 2**31; there are 1 to kMaxChannels channels.
@@ -62,11 +74,11 @@ struct ImageBatch {
   uint8_t* mask;  // may be null
   const Image* images;
   int64_t num_images;
-  int64_t height;
+  Divisor height;
   int64_t width;
   int32_t channels;
   bool swapped;
-  int64_t pieces;       // per row
+  Divisor pieces;       // per row
   int64_t piece_width;  // columns
   Levels levels;
 };
@@ -106,8 +118,8 @@ struct ImageSpan {
 
 PP_HOST_DEVICE ImageSpan image_span(const ImageBatch& batch, const Image* images,
                                     int64_t piece) {
-  const Division row = divide_row(piece, batch.pieces);
-  const Division y = divide_row(row.quotient, batch.height);
+  const Division row = batch.pieces.divide(piece);
+  const Division y = batch.height.divide(row.quotient);
   const int64_t first = row.remainder * batch.piece_width;
   const Image* image = images + y.quotient;
   const int64_t count = lesser(batch.width - first, batch.piece_width);

@@ -2,12 +2,12 @@
 //
 // A Math class has the functions that differ between host and device. `Value` is a tag
 // for the type of the result.
-//   subtract(a, b), divide(a, b), multiply_add(a, b, c): rounded once, as IEEE 754
-//   says. round(a, Value): one value. pair(a, b, Value): the bits of two values, the
-//   first one in the low half. bits(a): the bits of a float. load(from): *from. That
-//   memory does not change while the body runs. load_four(from, to): four floats from
-//   an address that 16 divides. store(to, words): four words to an address that 16
-//   divides.
+//   subtract(a, b), multiply(a, b), divide(a, b), multiply_add(a, b, c): rounded once,
+//   as IEEE 754 says. round(a, Value): one value. pair(a, b, Value): the bits of two
+//   values, the first one in the low half. bits(a): the bits of a float. load(from):
+//   *from. That memory does not change while the body runs. load_four(from, to): four
+//   floats from an address that 16 divides. store(to, words): four words to an address
+//   that 16 divides.
 #pragma once
 
 #include <cstdint>
@@ -70,8 +70,42 @@ PP_HOST_INLINE BFloat16 to_bfloat16(float value) {
   return {static_cast<uint16_t>(is_number ? rounded : 0x7FC0)};
 }
 
+// Note: [three operations]
+// A division costs a GPU about thirteen instructions. All divisors of a channel are
+// equal, so y = 1 / s is computed once, rounded. Then q = a * y, r = a - s * q and
+// q + r * y are three operations, each rounded once, and their result is a / s as IEEE
+// 754 rounds it. It could differ only if a / s is close to the middle of two floats.
+// test_quotient.cpp tries every such quotient of two mantissas. Loops of a CPU gain
+// little or lose, so they divide.
+//
+// An overflow or an underflow on the way would change the result. Exponents of at most
+// 40 exclude both: the smallest difference of a byte and such a mean is 2**-40, or the
+// unit of a mean that is almost the byte, so the bits of r are above 2**-90.
+// Differences of floats have no such limits, and are divided.
+
+// Returns 1 / std if three operations divide every difference of a byte and `mean`
+// exactly, else 0.
+inline float exact_inverse(float mean, float std) {
+  constexpr float kMost = 1ll << 40;
+  const auto moderate = [](float value) {
+    const float magnitude = value < 0 ? -value : value;
+    return magnitude >= 1 / kMost && magnitude <= kMost;  // false for NaN
+  };
+  if (!moderate(std) || !(mean == 0 || moderate(mean))) return 0;
+  return 1 / std;
+}
+
+// Returns a / std. `inverse` is the result of exact_inverse, and not 0.
+template <typename Math>
+PP_HOST_DEVICE float quotient(float a, float std, float inverse) {
+  const float near = Math::multiply(a, inverse);
+  const float rest = Math::multiply_add(-std, near, a);
+  return Math::multiply_add(rest, inverse, near);
+}
+
 struct HostMath {
   PP_HOST_INLINE static float subtract(float a, float b) { return a - b; }
+  PP_HOST_INLINE static float multiply(float a, float b) { return a * b; }
   PP_HOST_INLINE static float divide(float a, float b) { return a / b; }
   PP_HOST_INLINE static float multiply_add(float a, float b, float c) {
     return __builtin_fmaf(a, b, c);

@@ -1,6 +1,7 @@
 // Overflow-checked arithmetic, and row division; fuzz_plan.cpp has models of the rest.
 #include <cstdint>
 #include <limits>
+#include <vector>
 
 #include "check.h"
 #include "core/boxes.h"
@@ -28,20 +29,27 @@ TEST(test_narrowing_keeps_the_value_or_fails) {
   CHECK(!checked_narrow(int64_t{-1}, &narrow));
 }
 
-TEST(test_row_division_on_both_sides_of_32_bits) {
-  const int64_t edges[] = {0,
-                           1,
-                           2,
-                           3,
-                           (int64_t{1} << 32) - 1,
-                           int64_t{1} << 32,
-                           (int64_t{1} << 32) + 1,
-                           int64_t{1} << 40,
-                           kMax};
-  for (int64_t n : edges) {
-    for (int64_t d : edges) {
-      if (d == 0) continue;
-      const Division result = divide_row(n, d);
+// Around each power of two and around each multiple: a multiplier that is one too small
+// or too large is wrong there first.
+TEST(test_divisions_on_both_sides_of_31_bits) {
+  std::vector<int64_t> divisors{kMax, 3, 7, 28, 800, 1333, 83 * 3 * 1344};
+  for (int bit = 0; bit < 63; ++bit) {
+    for (int64_t near : {-1, 0, 1}) divisors.push_back((int64_t{1} << bit) + near);
+  }
+  for (int64_t d : divisors) {
+    if (d == 0) continue;
+    std::vector<int64_t> numbers = divisors;
+    for (int bit = 0; bit < 62; ++bit) {
+      const int64_t quotient = (int64_t{1} << bit) / d;
+      for (int64_t times : {quotient, quotient + 1}) {
+        if (times >= kMax / d) continue;
+        numbers.insert(numbers.end(), {times * d, times * d + d - 1});
+      }
+      if (quotient > 0) numbers.push_back(quotient * d - 1);
+    }
+    for (int64_t n : numbers) {
+      if (n < 0) continue;
+      const Division result = Divisor(d).divide(n);
       CHECK(result.quotient == n / d && result.remainder == n % d);
     }
   }

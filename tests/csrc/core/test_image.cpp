@@ -11,6 +11,7 @@
 #include "cpu/image.h"
 #include "destination.h"
 #include "image_batch.h"
+#include "image_check.h"
 
 namespace {
 
@@ -48,6 +49,31 @@ TEST(test_large_batches_are_whole) {
       same = same && memcmp(at, &bits, static_cast<size_t>(made.value_nbytes)) == 0;
     }
     CHECK(same);
+  }
+}
+
+// One channel at a time has a std that three operations cannot divide by.
+TEST(test_channels_without_an_inverse_are_divided) {
+  Random random(14);
+  testing::ImageRuns runs;
+  runs.limits = {512};
+  runs.warps = {2};
+  runs.lanes = {3, 32};
+  for (int trial = 0; trial < 60; ++trial) {
+    ImageCase made;
+    testing::make_case(&made, &random, 2, 3, 70);
+    made.images.clear();
+    made.job.exact = true;
+    made.job.source = ImageSource::kByte;
+    testing::set_levels(&made, &random);
+    const int channel = trial % made.job.batch.channels;
+    made.mean[channel] = 0.5f;
+    made.std[channel] = trial % 2 == 0 ? 1e-42f : 1e30f;
+    const Level level = make_level(made.mean[channel], made.std[channel], 1, true);
+    made.job.batch.levels.set(channel, level);
+    testing::add_images(&made, &random);
+    made.job.batch.images = made.images.data();
+    testing::check_images(made, {0, -1}, runs);
   }
 }
 

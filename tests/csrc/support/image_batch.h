@@ -154,12 +154,14 @@ template <typename Numbers>
 void set_levels(ImageCase* made, Numbers* random) {
   for (int c = 0; c < made->job.batch.channels; ++c) {
     made->mean[c] = static_cast<float>(random->between(0, 2550)) / 10;
-    made->std[c] = static_cast<float>(random->between(1, 900)) / 7;
+    const int64_t number = random->between(1, 904);
+    made->std[c] = static_cast<float>(number) / 7;
+    // Values that three operations cannot divide by, and a negative one.
+    constexpr float kOdd[] = {1e-42f, 1e-30f, 1e30f, -3.5f};
+    if (made->job.exact && number > 900) made->std[c] = kOdd[number - 901];
     const float fill = static_cast<float>(random->between(-900, 900)) / 8;
     const Level level = make_level(made->mean[c], made->std[c], fill, made->job.exact);
-    made->job.batch.levels.shift[c] = level.shift;
-    made->job.batch.levels.scale[c] = level.scale;
-    made->job.batch.levels.fill[c] = level.fill;
+    made->job.batch.levels.set(c, level);
   }
 }
 
