@@ -144,28 +144,45 @@ struct PadCopy {
     }
   }
 
-  // Item: an unsigned integer. Its size divides all addresses and sizes of `parts`.
+  // Item: an unsigned integer. Its size divides all addresses and sizes of `parts`. A
+  // lane reads two items before it stores the first, as in move_words.
   template <typename Item>
   PP_HOST_DEVICE static void write_edges(const Parts& parts, const Fill& fill,
                                          Lane lane) {
-    constexpr int kSize = sizeof(Item);
+    const int step = static_cast<int>(sizeof(Item)) * lane.count;
     PP_ROLLED
-    for (int edge = kSize * lane.index;; edge += kSize * lane.count) {
-      int at = edge;
-      if (at >= parts.lead.begin) at += parts.lead.end - parts.lead.begin;
-      if (at >= parts.data.begin) at += parts.data.end - parts.data.begin;
-      if (at >= parts.fill.begin) at += parts.fill.end - parts.fill.begin;
-      if (at >= parts.nbytes) break;
-      const uint64_t half = (at & 8) != 0 ? fill.high : fill.low;
-      auto item = static_cast<Item>(half >> 8 * (at & 7));
-      if (at >= parts.begin && at < parts.end) {
-        item = static_cast<Item>(kMask);
-        if constexpr (RowWriter::kReads) {
-          item = RowWriter::read(reinterpret_cast<const Item*>(parts.from + at));
-        }
-      }
-      *reinterpret_cast<Item*>(parts.to + at) = item;
+    for (int edge = static_cast<int>(sizeof(Item)) * lane.index;; edge += 2 * step) {
+      const int first = place_of_edge(parts, edge);
+      if (first >= parts.nbytes) break;
+      const int second = place_of_edge(parts, edge + step);
+      const auto item = edge_at<Item>(parts, fill, first);
+      const auto next = edge_at<Item>(parts, fill, second);
+      *reinterpret_cast<Item*>(parts.to + first) = item;
+      if (second < parts.nbytes) *reinterpret_cast<Item*>(parts.to + second) = next;
     }
+  }
+
+  // Returns the place of byte number `edge` of all edges; nbytes or more without one.
+  PP_HOST_DEVICE static int place_of_edge(const Parts& parts, int edge) {
+    int at = edge;
+    if (at >= parts.lead.begin) at += parts.lead.end - parts.lead.begin;
+    if (at >= parts.data.begin) at += parts.data.end - parts.data.begin;
+    if (at >= parts.fill.begin) at += parts.fill.end - parts.fill.begin;
+    return at;
+  }
+
+  // `at` may be outside the row.
+  template <typename Item>
+  PP_HOST_DEVICE static Item edge_at(const Parts& parts, const Fill& fill, int at) {
+    const uint64_t half = (at & 8) != 0 ? fill.high : fill.low;
+    auto item = static_cast<Item>(half >> 8 * (at & 7));
+    if (at >= parts.begin && at < parts.end) {
+      item = static_cast<Item>(kMask);
+      if constexpr (RowWriter::kReads) {
+        item = RowWriter::read(reinterpret_cast<const Item*>(parts.from + at));
+      }
+    }
+    return item;
   }
 
   // The rows of one plane are contiguous, so one division serves the rows above a box

@@ -12,8 +12,7 @@ namespace pyparallel::cuda {
 
 constexpr int kWarpSize = 32;
 constexpr int kThreadsPerBlock = 256;
-constexpr int kWarpsPerBlock = kThreadsPerBlock / kWarpSize;
-// Fills any GPU several times. Warps stride over the remaining rows.
+// Fills any GPU several times. Workers stride over the remaining rows.
 constexpr int64_t kMaxBlocks = 16 * 1024;
 
 // The tables of a body are parameters of its launch. So nothing is uploaded, no memory
@@ -50,26 +49,28 @@ inline bool takes_many_bytes() {
          major >= 7;
 }
 
-// One warp is one worker. Its lanes share a row.
-template <int min_blocks, typename Body>
+// One worker is `lanes` lanes of a warp, which share a row.
+template <int min_blocks, int lanes, typename Body>
 __global__ void __launch_bounds__(kThreadsPerBlock, min_blocks)
     run_body(const __grid_constant__ Body body, int64_t num_rows) {
-  const int64_t warp =
-      static_cast<int64_t>(blockIdx.x) * kWarpsPerBlock + threadIdx.x / kWarpSize;
-  const int64_t num_warps = static_cast<int64_t>(gridDim.x) * kWarpsPerBlock;
-  body(Rows{warp, num_rows, num_warps},
-       Lane{static_cast<int>(threadIdx.x % kWarpSize), kWarpSize});
+  constexpr int kWorkers = kThreadsPerBlock / lanes;
+  const int64_t worker =
+      static_cast<int64_t>(blockIdx.x) * kWorkers + threadIdx.x / lanes;
+  const int64_t num_workers = static_cast<int64_t>(gridDim.x) * kWorkers;
+  body(Rows{worker, num_rows, num_workers},
+       Lane{static_cast<int>(threadIdx.x % lanes), lanes});
 }
 
 // Queues `body` over num_rows rows on the current device. A multiprocessor must have
-// room for `min_blocks` blocks, which limits the registers of each. Returns the error
-// of the launch.
-template <int min_blocks = 1, typename Body>
+// room for `min_blocks` blocks, which limits the registers of each. `lanes` divides the
+// size of a warp. Returns the error of the launch.
+template <int min_blocks = 1, int lanes = kWarpSize, typename Body>
 cudaError_t launch(const Body& body, int64_t num_rows, cudaStream_t stream) {
   static_assert(sizeof(Body) + sizeof(int64_t) <= kManyBytes);
   if (num_rows == 0) return cudaSuccess;
-  const int64_t blocks = lesser((num_rows - 1) / kWarpsPerBlock + 1, kMaxBlocks);
-  run_body<min_blocks>
+  constexpr int kWorkers = kThreadsPerBlock / lanes;
+  const int64_t blocks = lesser((num_rows - 1) / kWorkers + 1, kMaxBlocks);
+  run_body<min_blocks, lanes>
       <<<static_cast<unsigned>(blocks), kThreadsPerBlock, 0, stream>>>(body, num_rows);
   return cudaGetLastError();
 }

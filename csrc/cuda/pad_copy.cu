@@ -8,8 +8,8 @@
 namespace pyparallel::cuda {
 namespace {
 
-// The bytes that one warp writes before it computes its next row, which costs about as
-// much as 2 KiB. Pieces of small batches have a single round of reads, so that they
+// The bytes of a piece of a wide row. A warp spends about as much on finding a piece as
+// on 1 KiB. Pieces of small batches have a single round of reads, so that they
 // occupy the whole GPU. 32 MiB in larger pieces occupy 4096 warps, 32 on each of 128
 // multiprocessors.
 constexpr int64_t kSmallPiece = kWordsAhead * kWarpSize * kWordBytes;
@@ -38,9 +38,9 @@ struct Inline {
   }
 };
 
-// The parameters of a launch beside boxes and starts. 4 KiB have room for 83 boxes, or
-// 55 with starts; the larger size for 680 or 453.
-constexpr int64_t kOtherBytes = 112;
+// The parameters of a launch beside boxes and starts. 4 KiB have room for 82 boxes, or
+// 54 with starts; the larger size for 679 or 452.
+constexpr int64_t kOtherBytes = 144;
 constexpr int64_t kFew = kFewBytes - kOtherBytes;
 constexpr int64_t kMany = (kManyBytes - kOtherBytes) / 16 * 16;
 
@@ -52,6 +52,13 @@ int64_t table_nbytes(const BoxTable& table) {
   const int64_t starts = table.starts == nullptr ? 0 : table.num_boxes;
   return box_nbytes(table) + starts * static_cast<int64_t>(sizeof(Start));
 }
+
+// Few lanes share a short row, so that a warp finds the places of several rows at once.
+// A lane has up to four words of a row, which it reads before it stores one.
+constexpr int kFewLanes = 4;
+constexpr int kSomeLanes = 16;
+
+constexpr int64_t most_nbytes(int lanes) { return kWordsAhead * kWordBytes * lanes; }
 
 template <typename Body, int64_t num_bytes>
 cudaError_t launch_inline(const BoxTable& table, cudaStream_t stream) {
@@ -66,7 +73,15 @@ cudaError_t launch_inline(const BoxTable& table, cudaStream_t stream) {
     memcpy(body.bytes + boxes, table.starts,
            static_cast<size_t>(table_nbytes(table)) - boxes);
   }
-  return launch<kMinBlocks>(body, num_pieces(table), stream);
+  const int64_t rows = num_pieces(table);
+  const int64_t width = table.frame.piece_width;
+  if (width <= most_nbytes(kFewLanes)) {
+    return launch<kMinBlocks, kFewLanes>(body, rows, stream);
+  }
+  if (width <= most_nbytes(kSomeLanes)) {
+    return launch<kMinBlocks, kSomeLanes>(body, rows, stream);
+  }
+  return launch<kMinBlocks>(body, rows, stream);
 }
 
 template <typename RowWriter>
