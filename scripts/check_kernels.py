@@ -35,14 +35,32 @@ class Rule(NamedTuple):
     ahead: int = 0  # loads that follow one another before any store or branch
     shifts: int = 0  # funnel shifts
     blocks: int = 1  # per multiprocessor, by their registers
+    edge_loads: int = 0  # narrow loads of a loop before its first store
+    # The maximum counts of such kernels.
+    divisions: int = 99
+    per_value: float = 99.0  # instructions of the loops over whole groups of values
 
 
 _WORDS = "a store takes 4 or 8 bytes of an image, and lanes read adjacent words"
 # One of the stores of images writes the mask, and one writes padding only.
+# Divisions in 64 bits take places of huge batches: one or two of each of four Divisors.
 RULES = [
-    Rule("PadCopy<CachedWriter>", loads=8, stores=6, ahead=4, shifts=16, blocks=4),
-    Rule("PadCopy<MaskWriter>", 0, 3, "a mask is made of sizes alone", blocks=4),
-    Rule("InlinePack<", loads=8, stores=4, ahead=4, shifts=16),
+    Rule(
+        "PadCopy<CachedWriter>",
+        *(8, 6),
+        ahead=4,
+        shifts=16,
+        blocks=4,
+        edge_loads=2,
+        divisions=5,
+    ),
+    Rule(
+        "PadCopy<MaskWriter>",
+        *(0, 3, "a mask is made of sizes alone"),
+        blocks=4,
+        divisions=5,
+    ),
+    Rule("InlinePack<", loads=8, stores=5, ahead=4, shifts=16, divisions=0),
     Rule("ImageLanes<unsigned char, [^,]+, [^,]+, planes>", 0, 4, _WORDS),
     Rule(
         "ImageLanes<unsigned char, [^,]+, [^,]+, planes of pixels>",
@@ -53,6 +71,14 @@ RULES = [
     Rule("ImageLanes<unsigned char, [^,]+, [^,]+, pixels>", 0, 5, _WORDS),
     Rule("ImageLanes<float, [^,]+, [^,]+, planes>", loads=2, stores=4),
     Rule("ImageLanes<float, [^,]+, [^,]+, pixels>", loads=2, stores=5),
+    # Only values at edges of groups are divided.
+    Rule(
+        "ImageLanes<unsigned char, [^,]+, true, planes( of pixels)?>",
+        *(0, 4, _WORDS),
+        divisions=5,
+        per_value=11,
+    ),
+    Rule("ImageLanes<unsigned char, [^,]+, true, pixels>", 0, 5, _WORDS, divisions=7),
 ]
 
 
@@ -88,6 +114,9 @@ class Accesses(NamedTuple):
     local: int = 0
     ahead: int = 0
     shifts: int = 0
+    edge_loads: int = 0
+    divisions: int = 0
+    per_store: float = 0.0  # instructions for a wide store, where it follows loads
 
 
 class Instruction(NamedTuple):
@@ -142,8 +171,58 @@ def count(code: list[Instruction]) -> Accesses:
         each.kind == "SHF" and "HI" not in each.modifiers and "RZ" not in each.operands
         for each in code
     )
-    ahead = loads_ahead(code)
-    return Accesses(wide.count("LDG"), wide.count("STG"), local, ahead, shifts)
+    divisions = sum(each.kind == "MUFU" and "RCP" in each.modifiers for each in code)
+    loops = list(map(Loop.of, innermost_loops(code)))
+    edges = [each.early for each in loops if each.loads and not each.wide_stores]
+    per_store = [each.per_store for each in loops if each.loads and each.wide_stores]
+    return Accesses(
+        *(wide.count("LDG"), wide.count("STG"), local, loads_ahead(code), shifts),
+        edge_loads=min(edges, default=0),
+        divisions=divisions,
+        per_store=max(per_store, default=0.0),
+    )
+
+
+class Loop(NamedTuple):
+    """The counts of one loop without another loop inside."""
+
+    loads: int
+    early: int  # loads before the first store
+    wide_stores: int
+    per_store: float
+
+    @classmethod
+    def of(cls, code: list[Instruction]) -> Loop:
+        """Count the instructions of a loop."""
+        kinds = [each.kind for each in code]
+        first = kinds.index("STG") if "STG" in kinds else len(kinds)
+        wide = sum(each.kind == "STG" and "128" in each.modifiers for each in code)
+        early = kinds[:first].count("LDG")
+        return cls(kinds.count("LDG"), early, wide, len(code) / max(wide, 1))
+
+
+def innermost_loops(code: list[Instruction]) -> list[list[Instruction]]:
+    """Return the loops that contain no other loop; each ends with a branch back."""
+    index = {each.place: i for i, each in enumerate(code)}
+    spans = [
+        (index[place], end)
+        for end, each in enumerate(code)
+        for place in targets_of(each)
+        if index.get(place, end + 1) < end
+    ]
+    return [
+        [each for each in code[begin : end + 1] if each.kind]
+        for begin, end in spans
+        if not any(begin <= b and e < end for b, e in spans)
+    ]
+
+
+def targets_of(instruction: Instruction) -> list[int | str]:
+    """Return the places that a branch names."""
+    if instruction.kind not in _BRANCHES:
+        return []
+    found = _TARGET.finditer(instruction.operands)
+    return [int(each[1], 16) if each[1] else each[2] for each in found]
 
 
 def loads_ahead(code: list[Instruction]) -> int:
@@ -151,12 +230,7 @@ def loads_ahead(code: list[Instruction]) -> int:
 
     A store, a branch and the target of a branch end a sequence.
     """
-    targets = {
-        int(target[1], 16) if target[1] else target[2]
-        for each in code
-        if each.kind in _BRANCHES
-        for target in _TARGET.finditer(each.operands)
-    }
+    targets = {place for each in code for place in targets_of(each)}
     most = loads = 0
     for each in code:
         if each.kind in {"STG", *_BRANCHES} or each.place in targets:
@@ -174,7 +248,7 @@ def shorten(name: str) -> str:
         name = name.replace(f"(pyparallel::RowLayout){index}", kind)
     name = name.replace("(anonymous namespace)::", "")
     name = re.sub(r"pyparallel::(cuda::)?", "", name).replace(", DeviceMath", "")
-    body = re.search(r"run_body<\d+, (?:Inline<(.+), (\d+)l?>|(.+?)) ?>\(", name)
+    body = re.search(r"run_body<\d+, \d+, (?:Inline<(.+), (\d+)l?>|(.+?)) ?>\(", name)
     if body is None:
         return name
     return f"{body[1]} x {body[2]}" if body[1] else body[3]
@@ -197,10 +271,26 @@ def faults(name: str, usage: Usage, accesses: Accesses, rules: list[Rule]) -> li
             ("read {} words before it stores one", rule.ahead, accesses.ahead),
             ("have {} funnel shifts", rule.shifts, accesses.shifts),
             ("leave registers for {} blocks", rule.blocks, usage.blocks),
+            ("load {} items before an edge", rule.edge_loads, accesses.edge_loads),
         ):
             if num < least:
                 found.append(f"must {demand.format(least)}, but the number is {num}")
+        for demand, most, count in (
+            ("divide in at most {} places", rule.divisions, accesses.divisions),
+            (
+                "need at most {} instructions for a value",
+                rule.per_value,
+                accesses.per_store / values_of_store(name),
+            ),
+        ):
+            if count > most:
+                found.append(f"must {demand.format(most)}, but the number is {count:g}")
     return found
+
+
+def values_of_store(name: str) -> int:
+    """Return the number of values in sixteen bytes, given the name of a kernel."""
+    return 4 if re.match(r"ImageLanes<[^,]+, float,", name) else 8
 
 
 def places(tool: str, python: str) -> Iterator[str]:
@@ -274,7 +364,10 @@ def check(arch: str, kernels: Kernels, seen: set[str]) -> int:
         usage, accesses = usages[mangled], sass[mangled]
         loads = f"{accesses.wide_loads:3} wide loads, {accesses.ahead} ahead,"
         stores = f"{accesses.wide_stores:3} stores, {accesses.shifts:3} shifts"
-        print(f"  {usage.registers:3} registers {loads} {stores}  {name}")
+        print(f"  {usage.registers:3} registers {loads} {stores}", end=" ")
+        print(
+            f"{accesses.divisions:2} divisions, {accesses.per_store:4.1f} each  {name}"
+        )
         seen.add(name)
         for fault in faults(name, usage, accesses, RULES):
             print(f"sm_{arch}: {name} {fault}.")
