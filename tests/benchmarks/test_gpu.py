@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,22 @@ def test_every_case_runs_dry_and_all_contenders_agree(
     assert [t for t in titles if f"**{t}, a dry run** (" not in out] == []
     assert "reached" not in out and "missed" not in out
     assert sorted(results.iterdir()) == before
+
+
+def test_the_kernels_are_timed_on_a_gpu_alone(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    kernels = importlib.import_module("benchmarks.kernels")
+    small = ["--device", "cpu", "--num", "2", "--side", "64"]
+    assert kernels.main(["--time", *small]) == 0
+    first, *lines = capsys.readouterr().out.splitlines()
+    assert first == "A dry run: figures need a GPU."
+    for name in kernels.TIMED:
+        (line,) = [each for each in lines if each.startswith(f"{name}: ")]
+        assert re.fullmatch(r".*: [\d.]+ MB read and written", line)
+    assert kernels.main(small) == 0
+    named = capsys.readouterr().out.splitlines()
+    assert [each.partition(":")[0] for each in named] == list(kernels.PROFILED)
 
 
 def test_a_killed_run_keeps_its_measurements(
