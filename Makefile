@@ -27,14 +27,12 @@ FUZZ_SECONDS ?=
 FUZZ_CASES ?= 1000000
 # The same under AddressSanitizer and UBSan.
 SANITIZED_CASES ?= 100000
-# For the Python of a machine with a GPU: test tools and peers, with their dependencies,
-# that most torch images lack.
+# The Python of the machine for which `make gpu-bundle` downloads wheels.
 WHEELS_PYTHON ?= 3.12
 # The torch of `make wheels`.
 WHEELS_TORCH  ?= 2.13
-WHEELS_ARCH   ?= x86_64
-WHEELS ?= optree pytest-timeout tensordict cloudpickle pyvers mmengine==0.10.7 addict \
-	platformdirs termcolor yapf
+# Machines with a GPU have this Python, so the CUDA build has it too, where it is found.
+CUDA_PYTHON   ?= $(or $(shell $(PYTHON) scripts/test_matrix.py --find 3.12),$(PYTHON))
 # Compiler warnings are errors in all builds here.
 export WERROR ?= 1
 # Each module is compiled at its first import, not at its installation, and then kept.
@@ -70,7 +68,14 @@ SOURCES := setup.py pyproject.toml $(shell find csrc -name '*.h' -o -name '*.cpp
 
 # The fake CUDA runtime replaces the driver.
 ON_FAKE = cd $(TREE) && . $(FAKE)/env.sh && PYPARALLEL_REQUIRE_CUDA=1 \
-	PYPARALLEL_BACKEND=native $(VCUDA)/bin/python
+	PYPARALLEL_BACKEND=native $(IN_TREE)
+# Wheels for the Python of that environment, downloaded by its pip.
+VCUDA_VERSION = $$($(VCUDA)/bin/python -c "import sys; print('%d.%d' % sys.version_info[:2])")
+FOR_VCUDA = $(MAKE) PYTHON=$(VCUDA)/bin/python
+# The bundle's tools and build.
+IN_TREE := PYPARALLEL_MMENGINE=off PYTHONPATH=$(TREE)/build/site $(VCUDA)/bin/python
+BUNDLE  ?= $(CURDIR)/build/gpu-bundle
+GPU_WHEELS := $(CURDIR)/build/gpu-wheels
 # A test that hangs in C ignores the timeout of pytest, which is a Python exception: after
 # these seconds its process prints the stacks of all threads and exits, which ends the run.
 HANGS  := --max-worker-restart 0 -o faulthandler_timeout=400 -o faulthandler_exit_on_timeout=true
@@ -82,7 +87,7 @@ PYTEST := -m pytest -n $(PYTEST_JOBS) --dist loadfile --no-loadscope-reorder $(H
 .PHONY: help test test-all test-matrix test-newest test-native test-python test-core test-busy test-asan test-tsan \
 	test-valgrind test-peers fuzz fuzz-core fuzz-corpus mutations soak wheel docs lint \
 	lint-python lint-prose lint-types lint-cpp bench bench-loader demo ahead peers \
-	cuda-build fake-cuda gpu-check gpu-wheels wheels clean
+	cuda-build fake-cuda gpu-check gpu-bundle wheels clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' Makefile | expand -t 14
@@ -124,8 +129,12 @@ $(VPEER)/.deps: $(VPEER)/.others pyproject.toml
 	touch $@
 
 $(VCUDA)/.deps: Makefile
-	test -x $(VCUDA)/bin/python || $(PYTHON) -m venv $(VCUDA)
-	$(VCUDA)/bin/python $(PIP) --no-cache-dir $(TOOLS) "$(CUDA_TORCH)"
+	test -x $(VCUDA)/bin/python || $(CUDA_PYTHON) -m venv $(VCUDA)
+	$(VCUDA)/bin/python $(PIP) --no-cache-dir "$(CUDA_TORCH)"
+	touch $@
+
+$(GPU_WHEELS)-%/.done: pyproject.toml scripts/gpu_bundle.py
+	$(PYTHON) scripts/gpu_bundle.py wheels $(@D) --python $*
 	touch $@
 
 $(CELL)/.built: $(SOURCES) scripts/test_matrix.py
@@ -135,6 +144,7 @@ $(CELL)/.built: $(SOURCES) scripts/test_matrix.py
 # Long downloads, which can run beside other targets. The cell comes first, because it
 # copies the tree before tests write caches there.
 ahead: $(CELL)/.built $(VPEER)/.others $(VCUDA)/.deps ## download the packages for test-newest, test-peers and cuda-build
+	$(FOR_VCUDA) $(GPU_WHEELS)-$(VCUDA_VERSION)/.done
 
 # ----------------------------------------------------------------------- checks
 test: WITHOUT_SLOW := and not slow
@@ -272,18 +282,15 @@ demo: $(V)/.built ## a training run on two processes
 		examples/ragged_digits.py $(DEMO_ARGS)
 
 # ------------------------------------------------------------------------- CUDA
-cuda-build: $(VCUDA)/.deps fake-cuda ## check the kernels, compile for CUDA, run the tests that depend on either with its torch, and the tests marked cuda on a fake runtime; no GPU needed
+cuda-build: $(VCUDA)/.deps fake-cuda ## check the kernels; run the bundle of gpu-bundle on a fake runtime: compile, tests marked cuda, a benchmark; then tests that depend on a CUDA torch; no GPU needed
 	$(VCUDA)/bin/python scripts/check_kernels.py
-	scripts/copy_tree $(TREE)
-	cd $(TREE) && $(DEPS:PYTHON_BIN=$(VCUDA)/bin/python) ".[test]"
-	cd $(TREE) && FORCE_CUDA=1 TORCH_CUDA_ARCH_LIST="$(CUDA_ARCHS)" \
-		$(VCUDA)/bin/python setup.py -q build_ext --inplace
-	cd $(TREE) && PYPARALLEL_BACKEND=native $(VCUDA)/bin/python -c \
+	$(FOR_VCUDA) gpu-bundle WHEELS_PYTHON=$(VCUDA_VERSION)
+	tests/fakecuda/rehearse $(BUNDLE) $(FAKE) $(VCUDA)/bin/python $(TREE)
+	cd $(TREE) && PYPARALLEL_BACKEND=native $(IN_TREE) -c \
 		"from pyparallel import backend as b; print(b.devices); assert 'cuda' in b.devices"
-	cd $(TREE) && PYPARALLEL_BACKEND=native $(VCUDA)/bin/python $(PYTEST) \
+	cd $(TREE) && PYPARALLEL_BACKEND=native $(IN_TREE) $(PYTEST) \
 		-m "cuda_torch and not slow" $(PYTEST_ARGS)
-	cd $(TREE) && $(VCUDA)/bin/python -m pytest -q tests/fakecuda
-	$(ON_FAKE) $(PYTEST) -m "cuda and not two_gpus" $(PYTEST_ARGS)
+	cd $(TREE) && $(IN_TREE) -m pytest -q tests/fakecuda
 	export FAKECUDA_DEVICES=2 && $(ON_FAKE) $(PYTEST) -m "two_gpus" $(PYTEST_ARGS)
 
 fake-cuda: $(VCUDA)/.deps ## the fake CUDA runtime in build/fakecuda: tests/fakecuda
@@ -294,11 +301,8 @@ fake-cuda: $(VCUDA)/.deps ## the fake CUDA runtime in build/fakecuda: tests/fake
 gpu-check: $(if $(GPU_PYTHON),,$(VCUDA)/.deps) ## compile for the GPU here: tests, compute-sanitizer, benchmarks
 	$(PYTHON) scripts/gpu_check.py $(TREE) $(or $(GPU_PYTHON),$(VCUDA)/bin/python)
 
-gpu-wheels: ## fill wheels/ for gpu-check on a machine without an index: WHEELS_PYTHON=3.12
-	rm -rf wheels
-	$(PYTHON) -m pip download -q --disable-pip-version-check --no-deps --dest wheels \
-		--only-binary :all: --python-version $(WHEELS_PYTHON) \
-		$(patsubst %,--platform %_$(WHEELS_ARCH),manylinux_2_28 manylinux2014) $(WHEELS)
+gpu-bundle: $(GPU_WHEELS)-$(WHEELS_PYTHON)/.done ## write build/gpu-bundle: sources, wheels for WHEELS_PYTHON=3.12 and a script, for gpu-check on a machine without an index
+	$(PYTHON) scripts/gpu_bundle.py bundle $(BUNDLE) --wheels $(<D)
 
 clean: ## remove all build results and environments
 	rm -rf build dist .venv .venv-* *.egg-info .mypy_cache .pytest_cache .ruff_cache \

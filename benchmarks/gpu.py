@@ -99,7 +99,7 @@ def write_json(results: Record, path: Path) -> None:
 
 def measure(args: argparse.Namespace, path: Path | None) -> Run:
     """Run the selected cases."""
-    where = target(args.device)
+    where = target(args.device, args.quick)
     quick = args.quick or where.dry
     effort = QUICK if quick else Effort(args.rounds, args.max_seconds)
     machine = describe(where, args.commit)

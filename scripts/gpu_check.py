@@ -9,10 +9,17 @@ exit code is 1 if a step failed. Settings are environment variables:
 GPU_STAGE       1, 2, 3 or 4: the steps of `STAGES`, together below 540 s
 GPU_STEPS       the steps to run, in this order, instead of those of the stage
 GPU_LIMIT       the limit of each step in seconds, instead of its own limit
+GPU_SECONDS     the limit of the stage in seconds (520)
 GPU_COMMIT      the commit, if the tree is no git repository
-GPU_WHEELS      the folder of wheels to install (wheels/)
-GPU_JUNIT       the report of the tests that the step retest repeats (tests.xml in OUT)
+GPU_WHEELS      the folder of wheels to install
+GPU_RESULTS     the folder with the results of earlier stages: the extension, which is
+                not built again, and the tests that the step retest repeats (OUT)
+GPU_TEST_ARGS   options of pytest in the step tests
 GPU_BENCH_ARGS  options of python -m benchmarks.gpu
+GPU_KERNEL_ARGS options of python -m benchmarks.kernels in the step ncu
+GPU_CASES       the seconds after which memcheck and initcheck only run tests that have
+                run no case yet (30 less than the limit of the step)
+GPU_WERROR      1: a warning of the compiler is an error
 MAX_JOBS        compilers at a time (one for each core, at most 16)
 OUT             the folder of the log, the summary and the results (build/gpu-check)
 """
@@ -31,7 +38,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, NamedTuple
 
-from gpu_steps import Command, Commands, Machine, NotRun, stop
+from gpu_steps import Command, Commands, Machine, NotRun, refusal, stop
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -105,6 +112,7 @@ class Ended(NamedTuple):
     code: int
     stopped: bool
     last: str  # line that it printed
+    refused: str  # why a tool could not work
 
 
 def signal_group(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
@@ -133,7 +141,7 @@ class Check:
         over = time.monotonic() + seconds
         # pytest and the benchmark write their reports when they are interrupted.
         signals = [(over, signal.SIGINT), (over + GRACE_SECONDS, signal.SIGKILL)]
-        tail, stopped = b"", False
+        tail, stopped, begun = b"", False, b""
         with subprocess.Popen(
             command.argv,
             cwd=self._tree,
@@ -152,6 +160,7 @@ class Check:
                             break
                         self._write(data)
                         tail = (tail + data)[-4096:]
+                        begun += data[: 4096 - len(begun)]
                     elif process.poll() is not None:
                         break  # a descendant may keep the pipe open
                     if signals and time.monotonic() > signals[0][0]:
@@ -166,7 +175,10 @@ class Check:
         lines = [
             line for line in tail.decode(errors="replace").splitlines() if line.strip()
         ]
-        return Ended(process.returncode, stopped, lines[-1][:160] if lines else "")
+        printed = (begun + tail).decode(errors="replace")
+        refused = refusal(command, printed) if process.returncode else ""
+        last = lines[-1][:160] if lines else ""
+        return Ended(process.returncode, stopped, last, refused)
 
     def step(self, commands: list[Command], seconds: float) -> tuple[bool, str]:
         """Run the commands of a step; return whether all passed, and the last line."""
@@ -175,6 +187,8 @@ class Check:
             ended = self.run(command, over - time.monotonic())
             num_failed += ended.code != 0
             last = ended.last
+            if ended.refused:
+                raise NotRun(ended.refused, False)
             if ended.stopped:
                 place = f" in command {number} of {len(commands)}"
                 place = place if len(commands) > 1 else ""
@@ -211,6 +225,8 @@ def run_steps(
         try:
             fine, text = check.step(commands.of(step, limit), limit)
             verdict = "passed" if fine else "FAILED"
+            if step == "build" and fine:
+                commands.keep()
         except NotRun as reason:
             fine, text = not reason.failed, str(reason)
             verdict = "FAILED" if reason.failed else "skipped"
@@ -220,6 +236,15 @@ def run_steps(
         passed &= fine
         build_failed |= step == "build" and not fine
     return passed
+
+
+def described() -> str:
+    """Return the commit, or that git does not know it or is missing."""
+    command = ["git", "-C", str(ROOT), "describe", "--always", "--dirty"]
+    with suppress(OSError):
+        done = subprocess.run(command, capture_output=True, text=True)
+        return done.stdout.strip() or "unknown"
+    return "unknown"
 
 
 def main() -> int:
@@ -235,24 +260,24 @@ def main() -> int:
     out = Path(env.get("OUT") or ROOT / "build/gpu-check").resolve()
     out.mkdir(parents=True, exist_ok=True)
     subprocess.run([ROOT / "scripts/copy_tree", tree], check=True)
-    machine.install(Path(env.get("GPU_WHEELS") or ROOT / "wheels"))
-    describe = ["git", "-C", str(ROOT), "describe", "--always", "--dirty"]
-    commit = env.get("GPU_COMMIT") or (
-        subprocess.run(describe, capture_output=True, text=True).stdout.strip()
-    )
+    wheels = env.get("GPU_WHEELS")
+    machine.install(sorted(Path(wheels).glob("*.whl")) if wheels else [])
+    results = Path(env["GPU_RESULTS"]).resolve() if env.get("GPU_RESULTS") else None
+    commit = env.get("GPU_COMMIT") or described()
     num_gpus = len(machine.gpus)
     suffix = f"-{stage}" if stage else ""
     summary = Summary(
         out / f"summary{suffix}.txt",
         f"{num_gpus} x {machine.gpus[0]}, torch {machine.torch}, Python "
-        f"{machine.version}, commit {commit or 'unknown'}",
+        f"{machine.version}, commit {commit}",
         "" if num_gpus > 1 else "tests for two GPUs are left out: there is one",
     )
-    over = begin + STAGE_SECONDS if stage else float("inf")
+    seconds = float(env.get("GPU_SECONDS") or STAGE_SECONDS)
+    over = begin + seconds if stage else float("inf")
     with (out / f"gpu-check{suffix}.log").open("wb") as log:
         check = Check(tree, machine, log)
         try:
-            commands = Commands(machine, tree, out, commit)
+            commands = Commands(machine, tree, out, results, commit)
             passed = run_steps(steps, check, commands, summary, over)
         finally:
             check.say(f"\n=== summary (log and results: {out})\n{summary}")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import hashlib
 import json
 import os
 import re
@@ -9,6 +11,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import tarfile
 import xml.etree.ElementTree as ET
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -29,10 +32,14 @@ import sys
 from importlib.util import find_spec
 print(*[name for name in sys.argv[1:] if not find_spec(name)])
 """
-# Without the plugins of other projects. A test that hangs prints its stack first.
+# Without the plugins of other projects. A driver may warn of something unknown.
 PYTEST = "-m pytest -q -p pytest_timeout -p _hypothesis_pytestplugin".split()
+PYTEST += ["--unknown-warnings", "report"]
+#: The report of the step tests.
+JUNIT = "tests.xml"
 #: An mmengine for the benchmark may lack packages that its import needs.
 TESTED = {"PYPARALLEL_MMENGINE": "off"}
+# A test that hangs prints its stack first.
 HANGS = "--timeout 60 -o faulthandler_timeout=45".split()
 # Short tracebacks: long ones print the arguments, which are tensors on the device.
 REPORT = "-o junit_family=xunit1 --maxfail=50 --durations=5 --tb=short".split()
@@ -44,13 +51,26 @@ NCU = "--target-processes application-only --clock-control none --csv"
 SECTIONS = "SpeedOfLight MemoryWorkloadAnalysis Occupancy LaunchStats".split()
 #: A part of the mangled names of all our kernels.
 KERNEL = "run_body"
+#: The message of a tool that may not read the device, and the reason.
+REFUSALS = {
+    "ERR_NVGPUCTRPERM": "the driver refuses the counters to this user",
+    "LibraryNotLoaded": "the driver refuses the counters to this machine",
+    "Device not supported": "the tool does not support this device or machine",
+}
+#: A checker of memory ends before its limit by this, for the last tests and its report.
+SANITIZER_REST = 30.0
 
 
 class Command(NamedTuple):
-    """A command, and the variables that it needs."""
+    """A command, the variables that it needs, and its log.
+
+    A failure is no failure of the step where the tool was refused: see `REFUSALS`.
+    """
 
     argv: list[str]
     env: Mapping[str, str] = {}
+    log: Path | None = None
+    is_tool: bool = False
 
 
 class NotRun(Exception):
@@ -81,7 +101,7 @@ class Machine:
         self._bins = [f"{home}/bin", *found["bins"]]
         # The packages of the interpreter itself do not change. Its ninja, without
         # which torch compiles one file at a time, need not be in PATH.
-        self._site = tree / "build" / f"site-{self.version}"
+        self._site = tree / "build" / "site"
         path = [f"{self._site}/bin", os.path.dirname(python)]
         path.append(self.env.get("PATH", os.defpath))
         self.env |= {
@@ -105,12 +125,17 @@ class Machine:
         """Find a program of CUDA in PATH, in CUDA_HOME/bin or in a wheel."""
         return shutil.which(name, path=":".join([self.env["PATH"], *self._bins]))
 
-    def install(self, wheels: Path) -> None:
+    def install(self, wheels: list[Path]) -> None:
         """Install the wheels, then the missing tools from an index if there is one."""
         pip = [self.python, "-m", "pip", "install", "-q", "--upgrade", "--no-compile"]
         pip += ["--disable-pip-version-check", "--target", str(self._site)]
-        if found := sorted(map(str, wheels.glob("*.whl"))):
-            subprocess.run([*pip, "--no-index", "--no-deps", *found], env=self.env)
+        found = list(map(str, wheels))
+        installed, listed = self._site / "installed", "\n".join([self.version, *found])
+        if not installed.exists() or installed.read_text("utf-8") != listed:
+            if found:
+                subprocess.run([*pip, "--no-index", "--no-deps", *found], env=self.env)
+            self._site.mkdir(parents=True, exist_ok=True)
+            installed.write_text(listed, "utf-8")
         if missing := self._ask(MISSING, *TOOLS.split()).split():
             names = [name.replace("_", "-") for name in missing]
             offline = ["--retries", "0", "--timeout", "5"]  # then the step is short
@@ -118,7 +143,7 @@ class Machine:
         if missing := self._ask(MISSING, *TOOLS.split()).split():
             stop(
                 f"{self.python} must be able to import {TOOLS}, but lacks: "
-                f"{' '.join(missing)}. Fill {wheels} by `make gpu-wheels`, or install "
+                f"{' '.join(missing)}. Run the folder of `make gpu-bundle`, or install "
                 "them elsewhere with pip install --target and put that on PYTHONPATH."
             )
 
@@ -126,9 +151,16 @@ class Machine:
 class Commands:
     """The commands of each step."""
 
-    def __init__(self, machine: Machine, tree: Path, out: Path, commit: str) -> None:
+    def __init__(
+        self,
+        machine: Machine,
+        tree: Path,
+        out: Path,
+        results: Path | None,
+        commit: str,
+    ) -> None:
         self._machine, self._tree, self._out = machine, tree, out
-        self._commit = commit
+        self._results, self._commit = results, commit
 
     def of(self, step: str, seconds: float) -> list[Command]:
         """Return the commands of a step with this limit in seconds."""
@@ -139,10 +171,37 @@ class Commands:
         return Command([self._machine.python, *arguments], env)
 
     def _build(self, _: float) -> list[Command]:
+        """Build the extension, unless an earlier stage has built the same one."""
+        kept = (self._results or self._out) / self._archive
+        if self._results and kept.exists():
+            with tarfile.open(kept) as file:
+                for name in file.getnames():  # a process may have loaded the old file
+                    (self._tree / name).unlink(missing_ok=True)
+                file.extractall(self._tree, filter="data")
+            raise NotRun(f"the extension of an earlier stage: {kept}", False)
         jobs = os.environ.get("MAX_JOBS") or str(min(os.cpu_count() or 1, 16))
         # A newer compiler may print more warnings, which must not stop the other steps.
-        env = {"FORCE_CUDA": "1", "WERROR": "0", "MAX_JOBS": jobs}
+        werror = os.environ.get("GPU_WERROR", "0")
+        env = {"FORCE_CUDA": "1", "WERROR": werror, "MAX_JOBS": jobs}
         return [self._python("setup.py", "-q", "build_ext", "--inplace", **env)]
+
+    def keep(self) -> None:
+        """Save the extension for later stages, whose machines may be bare."""
+        with tarfile.open(self._out / self._archive, "w") as file:
+            for path in sorted(self._tree.glob("pyparallel/backend/_C*")):
+                if path.suffix in (".so", ".json"):
+                    file.add(path, path.relative_to(self._tree))
+
+    @functools.cached_property
+    def _archive(self) -> str:
+        """Return a name that depends on all that the extension depends on."""
+        found, machine = hashlib.sha256(), self._machine
+        archs = os.environ.get("TORCH_CUDA_ARCH_LIST")
+        described = (machine.version, machine.torch, machine.gpus, archs)
+        found.update(repr(described).encode())
+        for path in [self._tree / "setup.py", *sorted(self._tree.glob("csrc/**/*.*"))]:
+            found.update(path.read_bytes())
+        return f"extension-{found.hexdigest()[:16]}.tar"
 
     def _selftest(self, _: float) -> list[Command]:
         return [self._python("-m", "pyparallel")]
@@ -156,7 +215,8 @@ class Commands:
 
     def _tests(self, _: float) -> list[Command]:
         mark = "cuda" if len(self._machine.gpus) > 1 else "cuda and not two_gpus"
-        options = [*HANGS, *REPORT, "--junitxml", f"{self._out}/tests.xml", "-m", mark]
+        options = [*HANGS, *REPORT, "--junitxml", f"{self._out}/{JUNIT}", "-m", mark]
+        options += shlex.split(os.environ.get("GPU_TEST_ARGS", ""))
         return [self._pytest(*options, *self._marked())]
 
     def _pytest(self, *arguments: str) -> Command:
@@ -164,10 +224,10 @@ class Commands:
 
     def _retest(self, _: float) -> list[Command]:
         """Repeat each failed test in a process of its own."""
-        report = Path(os.environ.get("GPU_JUNIT") or self._out / "tests.xml")
+        report = (self._results or self._out) / JUNIT
         if not report.exists():
             why = f"{report} must be the report of the step tests, but does not exist."
-            raise NotRun(f"{why} Set GPU_JUNIT to the tests.xml of stage 1.", True)
+            raise NotRun(f"{why} Copy the results of stage 1 there.", True)
         if red := red_tests(report):
             return [self._pytest(*HANGS, test) for test in red]
         raise NotRun(f"no test failed in {report}", False)
@@ -180,16 +240,16 @@ class Commands:
         options += shlex.split(os.environ.get("GPU_BENCH_ARGS", ""))
         return [self._python("-m", "benchmarks.gpu", *options)]
 
-    def _memcheck(self, _: float) -> list[Command]:
+    def _memcheck(self, seconds: float) -> list[Command]:
         # torch requests features that a driver may not have, and handles those errors.
         options = ["--report-api-errors", "no", "--kernel-name", f"kns={KERNEL}"]
-        return self._sanitized("memcheck", *options)
+        return self._sanitized("memcheck", seconds, *options)
 
-    def _initcheck(self, _: float) -> list[Command]:
+    def _initcheck(self, seconds: float) -> list[Command]:
         # For all kernels: torch's kernels initialize memory that our kernels read.
-        return self._sanitized("initcheck")
+        return self._sanitized("initcheck", seconds)
 
-    def _sanitized(self, tool: str, *options: str) -> list[Command]:
+    def _sanitized(self, tool: str, seconds: float, *options: str) -> list[Command]:
         found = self._machine.program("compute-sanitizer")
         if found is None:
             raise NotRun(
@@ -200,18 +260,27 @@ class Commands:
             )
         argv = [found, "--tool", tool, *SANITIZER.split(), *options]
         argv += [self._machine.python, *PYTEST, "--timeout", "0"]
+        # The slowdown is unknown. The first cases of all tests launch each kernel. The
+        # other cases differ in sizes, dtypes and layouts.
+        left = seconds - SANITIZER_REST
+        argv += ["--first-cases-after", os.environ.get("GPU_CASES", f"{left:.0f}")]
         argv += ["-m", "cuda and kernel", *self._marked()]
         # Without torch's cache, every tensor is an allocation with its own bounds.
-        return [Command(argv, {**TESTED, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"})]
+        env = {**TESTED, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
+        return [Command(argv, env, is_tool=True)]
 
     def _ncu(self, _: float) -> list[Command]:
         found = self._machine.program("ncu")
         if found is None:
             raise NotRun("ncu is not in PATH, in CUDA_HOME/bin or in a wheel", False)
-        argv = [found, *NCU.split(), "--log-file", f"{self._out}/ncu.csv"]
+        log = self._out / "ncu.csv"
+        log.unlink(missing_ok=True)
+        argv = [found, *NCU.split(), "--log-file", str(log)]
         argv += ["--kernel-name", f"regex:{KERNEL}"]
         argv += [word for section in SECTIONS for word in ("--section", section)]
-        return [Command([*argv, self._machine.python, "-m", "benchmarks.kernels"])]
+        argv += [self._machine.python, "-m", "benchmarks.kernels"]
+        argv += shlex.split(os.environ.get("GPU_KERNEL_ARGS", ""))
+        return [Command(argv, log=log, is_tool=True)]
 
 
 def red_tests(report: Path) -> list[str]:
@@ -228,3 +297,12 @@ def red_tests(report: Path) -> list[str]:
         of_class = of_class.removeprefix(module).replace(".", "::")
         found.append(f"{file}{of_class}::{case.get('name')}")
     return list(dict.fromkeys(found))
+
+
+def refusal(command: Command, printed: str) -> str:
+    """Return the reason for which a tool was refused, or nothing."""
+    if not command.is_tool:
+        return ""
+    if command.log is not None and command.log.exists():
+        printed += command.log.read_text("utf-8", errors="replace")
+    return next((why for said, why in REFUSALS.items() if said in printed), "")

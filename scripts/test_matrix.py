@@ -7,6 +7,7 @@
     python scripts/test_matrix.py --wheels dist --torch 2.13  # a wheel for each Python
     python scripts/test_matrix.py --cells 3.13:2.15 --prepare FOLDER   # all but tests
     python scripts/test_matrix.py --cells 3.13:2.15 --prepared FOLDER  # the tests
+    python scripts/test_matrix.py --find 3.12        # print an interpreter, or nothing
 
 Each cell has a virtual environment and a copy of the tree in a temporary folder, which
 is removed at its end. The script uses at most 12 GB of disk at a time. An interpreter
@@ -253,7 +254,11 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument(
         "--prepared", type=Path, help="test that cell, and remove the folder"
     )
+    parser.add_argument("--find", metavar="PYTHON", help="print its interpreter")
     options = parser.parse_args(arguments)
+    if options.find:
+        print(interpreter(options.find, pyenv_root()) or "")
+        return 0
     results: list[tuple[Cell, str]] = []
     cells = cells_of(options.cells)
     if options.wheels and not options.cells:

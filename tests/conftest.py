@@ -19,6 +19,7 @@ from collections.abc import Generator, Iterator
 from typing import Any
 
 import fake_cuda
+import gpu_run
 import process_resources
 import pytest
 import torch
@@ -49,7 +50,12 @@ multiprocessing.set_forkserver_preload(["torch", "torch._dynamo"])
 collect_ignore = ["fakecuda"]
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    gpu_run.add_options(parser)
+
+
 def pytest_configure(config: pytest.Config) -> None:
+    gpu_run.configure(config)
     if fake_cuda.active:
         from fake_cuda_plugin import FakeCuda
 

@@ -15,16 +15,20 @@ from repository import ROOT, SUPPORT
 pytestmark = pytest.mark.one_backend
 
 
-def run(folder: Path, tests: str, **variables: str) -> tuple[dict[str, int], str]:
+def run(
+    folder: Path, tests: str, *options: str, **variables: str
+) -> tuple[dict[str, int], str]:
     """Run tests under a copy of the file; return the counts of outcomes, the output."""
     shutil.copy(ROOT / "tests" / "conftest.py", folder)
-    for name in ("fake_cuda", "process_resources"):
+    for name in ("fake_cuda", "gpu_run", "process_resources"):
         shutil.copy(SUPPORT / f"{name}.py", folder)
     (folder / "pytest.ini").write_text(
         "[pytest]\nmarkers =\n  cuda: needs a GPU\n  fake_cuda: needs the fake\n"
+        "filterwarnings =\n  error\n  ignore:known\n"
     )
     (folder / "test_one.py").write_text(tests)
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "."]
+    command += options
     env = {k: v for k, v in os.environ.items() if not k.startswith("PYPARALLEL_")}
     env |= {"CUDA_VISIBLE_DEVICES": "", **variables}
     done = subprocess.run(
@@ -119,3 +123,43 @@ def test_failed_tests_have_a_command_and_leaked_resources_a_name(
     ]
     for line, resource in zip(said, expected, strict=True):
         assert re.fullmatch(f"must end or close: {resource}", line)
+
+
+WARNS = """\
+import threading, warnings
+def test_known(): warnings.warn("known")
+def test_driver(): warnings.warn("the driver is unknown")
+def test_ours(): warnings.warn("[PP104] is ours")
+def test_thread():
+    thread = threading.Thread(target=lambda: 1 / 0)
+    thread.start()
+    thread.join()
+"""
+CASES = """\
+import pytest, time
+@pytest.mark.parametrize("case", range(4))
+@pytest.mark.parametrize("other", range(3))
+def test_slow(case, other): time.sleep(0.05)
+@pytest.mark.parametrize("case", range(2))
+def test_quick(case): pass
+def test_last(): pass
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("options", "tests", "outcome"),
+    [
+        ("", WARNS, {"passed": 1, "failed": 3}),
+        ("--unknown-warnings report", WARNS, {"passed": 2, "failed": 2, "warning": 1}),
+        ("--first-cases-after 0", CASES, {"passed": 3, "deselected": 12}),
+        ("--first-cases-after 60", CASES, {"passed": 15}),
+    ],
+)
+def test_a_run_on_an_unknown_gpu(
+    tmp_path: Path, options: str, tests: str, outcome: dict[str, int]
+) -> None:
+    found, output = run(tmp_path, tests, *options.split())
+    assert found == outcome, output
+    if "report" in options:
+        assert "the driver is unknown" in output

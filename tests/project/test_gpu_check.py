@@ -1,13 +1,18 @@
-"""scripts/gpu_check.py with a fake interpreter, which records its calls."""
+"""The checks on a GPU with a fake interpreter, which records its calls.
+
+`make cuda-build` runs the whole bundle on the fake CUDA runtime.
+"""
 
 from __future__ import annotations
 
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
+import tarfile
 from pathlib import Path
 from typing import Any
 
@@ -27,27 +32,31 @@ end() {
 case "$*" in
   -c*device_count*) echo "$PROBED"; exit 0;;
   -c*find_spec*) exit 0;;
+  "-m pip"*) echo pip >>"$FAKE/calls"; exit 0;;
+  */gpu_check.py*) exec "$REAL_PYTHON" "$@";;
 esac
 for name in SANITIZED PYTORCH_NO_CUDA_MEMORY_CACHING PYPARALLEL_NO_SKIP; do
   [ -z "${!name:-}" ] || printf '%s=%s ' $name "${!name}"
 done >>"$FAKE/calls"
 echo "$*" >>"$FAKE/calls"
 case "$*" in
-  setup.py*) end build;;
+  setup.py*) echo built >pyparallel/backend/_C.abi.so; end build;;
   "-m pyparallel") end selftest;;
   *"-m cuda and kernel"*) end "$SANITIZED";;
   *--junitxml*) end tests;;
   "-m pytest"*) end "${@: -1}";;
   "-m benchmarks.gpu"*) end bench;;
-  "-m benchmarks.kernels") end ncu;;
+  "-m benchmarks.kernels"*) end ncu;;
 esac
 echo "unexpected: $*"; exit 9
 """
 #: compute-sanitizer or ncu: records its options, and runs the interpreter.
-TOOL = """#!/bin/bash
+TOOL = r"""#!/bin/bash
 for option; do [ "$option" = "$FAKE/python" ] && break; options+=("$option"); done
 echo "${0##*/} ${options[*]}" >>"$FAKE/calls"
 [[ $1 == --tool ]] && export SANITIZED=$2
+[[ "$*" =~ --log-file\ ([^ ]+) ]] && file=${BASH_REMATCH[1]}
+if [ -n "${REFUSED:-}" ]; then echo "$REFUSED" >"${file:-/dev/stderr}"; exit 1; fi
 while [ "$1" != "$FAKE/python" ]; do shift; done
 exec "$@"
 """
@@ -72,7 +81,7 @@ class Check:
         path.write_text(text)
         path.chmod(0o755)
 
-    def start(self, **settings: str) -> subprocess.Popen[str]:
+    def start(self, *command: Any, **settings: str) -> subprocess.Popen[str]:
         kept = {
             k: v
             for k, v in os.environ.items()
@@ -81,11 +90,11 @@ class Check:
         (self.folder / "calls").unlink(missing_ok=True)
         kept |= {"PATH": "/usr/bin:/bin", "CUDA_HOME": str(self.folder / "cuda")}
         kept |= {"FAKE": str(self.folder), "OUT": str(self.out), "GPU_COMMIT": "abc"}
-        kept |= {"PROBED": json.dumps(self.probed)}
+        kept |= {"PROBED": json.dumps(self.probed), "REAL_PYTHON": sys.executable}
         script = ROOT / "scripts" / "gpu_check.py"
-        command = [sys.executable, script, self.folder / "tree", self.folder / "python"]
+        own = [sys.executable, script, self.folder / "tree", self.folder / "python"]
         return subprocess.Popen(
-            command,
+            command or own,
             env={**kept, **settings},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -93,8 +102,8 @@ class Check:
             start_new_session=True,
         )
 
-    def run(self, **settings: str) -> subprocess.CompletedProcess[str]:
-        with self.start(**settings) as process:
+    def run(self, *command: Any, **settings: str) -> subprocess.CompletedProcess[str]:
+        with self.start(*command, **settings) as process:
             out, err = process.communicate(timeout=100)
         return subprocess.CompletedProcess([], process.returncode, out, err)
 
@@ -144,6 +153,9 @@ def test_every_step_of_a_stage_runs_and_has_a_row(check: Check, stage: str) -> N
         sanitized = [call for call in check.calls if call.startswith("compute-")]
         assert [call.split()[2] for call in sanitized] == ["memcheck", "initcheck"]
         assert all(" --launch-timeout 0 " in f"{call} " for call in sanitized)
+        for name, seconds in (("memcheck", 170), ("initcheck", 90)):
+            (call,) = [c for c in check.calls if c.startswith(f"SANITIZED={name}")]
+            assert f" --first-cases-after {seconds} -m cuda and kernel " in call
         assert sum("PYTORCH_NO_CUDA_MEMORY_CACHING=1 " in c for c in check.calls) == 2
 
 
@@ -222,17 +234,118 @@ def test_the_last_stage_repeats_red_tests_one_by_one(check: Check) -> None:
     )
     (folder / "test_broken.py").write_text("import no_such_module\n")
     (check.folder / "pytest.ini").touch()
-    report = check.folder / "report.xml"
+    report = check.folder / "tests.xml"
     command = [sys.executable, "-m", "pytest", "-q", "--continue-on-collection-errors"]
     command += ["-o", "junit_family=xunit1", "--junitxml", str(report), "tests"]
     subprocess.run(command, cwd=check.folder, capture_output=True, timeout=100)
     red = ["tests/test_broken.py", "tests/test_red.py::test_two[c.d]"]
     red += ["tests/test_red.py::TestClass::test_method"]
     red += ["tests/test_red.py::test_fixture"]
-    done = check.run(GPU_STAGE="4", GPU_JUNIT=str(report), FAILING=red[1])
+    done = check.run(GPU_STAGE="4", FAILING=red[1], GPU_RESULTS=str(report.parent))
     assert done.returncode == 1
     assert rows(done.stdout)[1:3] == [
         "build      passed # s  build is fine",
         f"retest     FAILED # s  1 of 4 commands failed: {red[3]} is fine",
     ]
     assert [call.rpartition(" ")[2] for call in check.calls[1:]] == red
+    done = check.run(GPU_STAGE="4")
+    assert rows(done.stdout)[2].startswith(
+        f"retest     FAILED # s  {check.out}/tests.xml"
+    )
+
+
+def test_later_stages_use_the_extension_of_the_first(check: Check) -> None:
+    """Unless something has changed on which it depends."""
+    results = check.folder / "results"
+    assert check.run(GPU_STAGE="1").returncode == 0
+    (archive,) = check.out.glob("extension-*.tar")
+    with tarfile.open(archive) as file:
+        assert file.getnames() == ["pyparallel/backend/_C.abi.so"]
+    shutil.move(check.out, results)
+    settings = {"GPU_STAGE": "2", "GPU_RESULTS": str(results)}
+    shutil.rmtree(check.folder / "tree")
+    done = check.run(**settings)
+    row = f"build      skipped # s  the extension of an earlier stage: {results}/"
+    assert rows(done.stdout)[1] == f"{row}{archive.name}"
+    assert done.returncode == 0 and len(check.calls) == 1
+    built = check.folder / "tree/pyparallel/backend/_C.abi.so"
+    assert built.read_text() == "built\n"
+    for other in ({"TORCH_CUDA_ARCH_LIST": "7.0"}, {"GPU": "Another"}):
+        check.probed["gpus"] = [other.get("GPU", "A GPU")]
+        assert "build      passed" in check.run(**settings, **other).stdout
+
+
+@pytest.mark.parametrize(
+    ("said", "why"),
+    [
+        ("==ERROR== ERR_NVGPUCTRPERM - The user", "the driver refuses the counters to"),
+        ("LibraryNotLoaded", "the driver refuses the counters to this machine"),
+        ("Error: Device not supported", "the tool does not support this device"),
+    ],
+)
+def test_a_refused_tool_fails_no_stage(check: Check, said: str, why: str) -> None:
+    done = check.run(GPU_STEPS="initcheck ncu", REFUSED=said)
+    assert done.returncode == 0, done.stdout
+    found = rows(done.stdout)[1:3]
+    assert [row.partition(why)[0] for row in found] == [
+        "initcheck  skipped # s  ",
+        "ncu        skipped # s  ",
+    ]
+    done = check.run(GPU_STEPS="initcheck ncu", REFUSED="a leak")
+    assert done.returncode == 1 and done.stdout.count("FAILED") == 4
+
+
+def test_a_machine_without_git_and_wheels_of_an_earlier_step(check: Check) -> None:
+    """Wheels are installed once in a tree, and again if they change."""
+    wheels = check.folder / "wheels"
+    settings = {"GPU_STEPS": "selftest", "GPU_WHEELS": str(wheels), "GPU_COMMIT": ""}
+    wheels.mkdir()
+    (wheels / "one-1-py3-none-any.whl").touch()
+    done = check.run(**settings, PATH=tools(check.folder / "bin"))
+    assert rows(done.stdout)[0] == TITLE.replace("abc", "unknown"), done.stderr
+    assert check.calls.count("pip") == 1
+    assert check.run(**settings).returncode == 0 and "pip" not in check.calls
+    (wheels / "two-1-py3-none-any.whl").touch()
+    assert check.run(**settings).returncode == 0 and check.calls.count("pip") == 1
+
+
+def tools(folder: Path) -> str:
+    """Return a PATH of the programs of scripts/copy_tree."""
+    folder.mkdir()
+    for name in "env bash dirname mkdir find tar rm".split():
+        path = shutil.which(name)
+        assert path
+        (folder / name).symlink_to(path)
+    return str(folder)
+
+
+def test_a_bundle_runs_a_stage_with_its_own_sources_and_wheels(check: Check) -> None:
+    wheels, bundle = check.folder / "wheels", check.folder / "bundle"
+    wheels.mkdir()
+    (wheels / "one-1-py3-none-any.whl").touch()
+    (wheels / "csrc").mkdir()
+    (wheels / "csrc" / "copier.cpp").touch()
+    script = [sys.executable, ROOT / "scripts/gpu_bundle.py", "bundle", bundle]
+    made = check.run(
+        *script, "--wheels", wheels, ACCVLAB_MULTI_TENSOR_COPIER=str(wheels)
+    )
+    assert made.returncode == 0, made.stderr
+    names = ["commit", "copier", "project", "run", "wheels"]
+    assert sorted(path.name for path in bundle.iterdir()) == names
+    (bundle / "commit").write_text("abc\n")
+    settings = {"GPU_PYTHON": str(check.folder / "python")}
+    settings |= {"GPU_TREE": str(check.folder / "tree"), "GPU_COMMIT": "another"}
+    done = check.run(bundle / "run", "2", **settings)
+    fine = [f"{step:<10} passed # s  {step} is fine" for step in STAGES["2"]]
+    assert rows(done.stdout) == [TITLE, *fine, ONE_GPU], done.stderr
+    assert check.calls[0] == "pip"
+    done = check.run(bundle / "run", "1", check.out, **settings)
+    assert "build      skipped" in done.stdout and "pip" not in check.calls
+    done = check.run(bundle / "run", **settings)
+    assert done.returncode == 1 and "must get a stage, 1 to 4" in done.stderr
+    with (wheels / "large-1-py3-none-any.whl").open("wb") as large:
+        large.truncate(61 << 20)
+    made = check.run(*script, "--wheels", wheels)
+    assert made.returncode == 1
+    assert "must have at most 60 MiB, but has" in made.stderr
+    assert "Without multi_tensor_copier" in made.stdout

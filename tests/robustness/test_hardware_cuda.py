@@ -192,14 +192,15 @@ from pyparallel import DataLoader, PreDataLoader
 warnings.filterwarnings("ignore", "This process .* is multi-threaded")
 warnings.filterwarnings("ignore", ".PP201")
 shape, received, stream = (300_000,), [], torch.cuda.Stream()
-loader = DataLoader(Numbers(32, shape), 2, num_workers=1, pin_memory=True)
+options = dict(num_workers=1, pin_memory=True, ring_slabs=40)
+loaders = [DataLoader(Numbers(32, shape), 2, **options) for _ in range(2)]
 
 def receive():
-    with torch.cuda.stream(stream), PreDataLoader(loader, 0) as ahead:
+    with torch.cuda.stream(stream), PreDataLoader(loaders[1], 0) as ahead:
         received.extend(ahead)
 
 static, graph = torch.zeros(8, device="cuda"), torch.cuda.CUDAGraph()
-batches = iter(PreDataLoader(loader, 0))
+batches = iter(PreDataLoader(loaders[0], 0))
 print(next(batches).sum().item())
 thread = threading.Thread(target=receive)
 with torch.cuda.stream(stream):
