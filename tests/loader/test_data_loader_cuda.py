@@ -174,6 +174,24 @@ def test_a_slab_is_not_written_while_the_device_reads_it(
     assert is_free_again(loader)
 
 
+@pytest.mark.fake_cuda  # holds a stream
+def test_a_host_that_runs_ahead_of_the_steps_misses_no_slab() -> None:
+    """The ring has its default size. The device does no step before the last copy."""
+    num = 40
+    loader = pinned_loader(Numbers(BATCH * num, SHAPE), ring_slabs=None)
+    side, steps = torch.cuda.Stream(), []
+    with fake_cuda.held():
+        for batch in loader:
+            with torch.cuda.stream(side):
+                copied = batch.to("cuda", non_blocking=True)
+            side.synchronize()
+            torch.cuda.current_stream().wait_stream(side)
+            copied.record_stream(torch.cuda.current_stream())
+            steps.append(copied + 0)
+    assert_expected(steps)
+    assert (loader.stats().ring_hits, loader.stats().ring_misses) == (num, 0)
+
+
 @pytest.fixture
 def in_place() -> None:
     if pinning.accelerator_pinner() is None:
