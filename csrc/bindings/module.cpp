@@ -11,6 +11,7 @@
 
 #include "bindings/arguments.h"
 #include "bindings/image.h"
+#include "bindings/leaves.h"
 #include "bindings/memory.h"
 #include "bindings/ring.h"
 #include "bindings/run.h"
@@ -23,7 +24,6 @@
 #include "ops/pad_copy.h"
 #include "ops/stack_equal.h"
 #include "pytree/columns.h"
-#include "pytree/walk.h"
 
 namespace py = pybind11;
 
@@ -144,17 +144,6 @@ py::object columns(py::handle dicts, bool stack) {
   return result;
 }
 
-py::object flatten(py::handle tree, py::handle leaf_types) {
-  if (!PySet_Check(leaf_types.ptr())) {
-    wrong_type("flatten: leaf_types", "a set", leaf_types);
-  }
-  std::optional<pytree::Flat> flat = pytree::flatten(tree.ptr(), leaf_types.ptr());
-  if (!flat) return py::none();
-  if (flat->leaves == nullptr) throw py::error_already_set();
-  return py::make_tuple(py::reinterpret_steal<py::list>(flat->leaves),
-                        std::move(flat->structure));
-}
-
 py::object stack_equal(py::handle samples) {
   const Tensors from(samples, "stack_equal", "samples");
   for (const py::handle sample : from.items) {
@@ -199,6 +188,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   module.doc() = "Native kernels of pyparallel; the contract is in _C.pyi.";
   pp::bindings::define_values(&module);
   pp::bindings::define_image(&module);
+  pp::bindings::define_leaves(&module);
   pp::bindings::define_memory(&module);
   pp::ops::hold_generator_in_forks();
   pp::bindings::define_ring(&module);
@@ -214,7 +204,6 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   module.def("views", &pp::views, py::arg("slab"), py::arg("plan"));
   module.def("memory_of", &pp::memory_of, py::arg("tensor"));
   module.def("columns", &pp::columns, py::arg("dicts"), py::arg("stack"));
-  module.def("flatten", &pp::flatten, py::arg("tree"), py::arg("leaf_types"));
   module.def("devices", &pp::devices);
   module.def("build_info", &pp::build_info);
 }

@@ -1,6 +1,7 @@
 #include "ops/pack.h"
 
 #include <c10/core/Allocator.h>
+#include <c10/core/GradMode.h>
 #include <c10/core/ScalarTypeToTypeMeta.h>
 #include <c10/core/StorageImpl.h>
 #include <c10/core/TensorImpl.h>
@@ -87,6 +88,12 @@ void check_words(const Snapshot& dst) {
 }
 
 }  // namespace
+
+bool can_pack(const at::Tensor& tensor) {
+  return is_plain(tensor) && tensor.is_cpu() &&
+         !(tensor.requires_grad() && c10::GradMode::is_enabled()) &&
+         !tensor._fw_grad(/*level=*/0).defined();
+}
 
 LeafBytes::LeafBytes(const char* op, TensorRefs leaves, const SlabPlan& plan,
                      const Snapshot& dst, c10::Device device)

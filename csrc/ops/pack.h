@@ -12,6 +12,10 @@
 
 namespace pyparallel::ops {
 
+// Returns true if the bytes of a tensor are all that a copy to a device needs: it is
+// plain, on the CPU, without a tangent, and autograd does not record its copy.
+bool can_pack(const at::Tensor& tensor);
+
 // The bytes of leaves, in contiguous order, for the slots of a plan.
 class LeafBytes {
  public:

@@ -99,6 +99,11 @@ bool holds(const at::Tensor& tensor, int64_t nbytes) {
          static_cast<uint64_t>(end) <= tensor.storage().nbytes();
 }
 
+bool is_compact(const at::Tensor& tensor) {
+  return is_plain(tensor) && tensor.is_contiguous() &&
+         holds(tensor, static_cast<int64_t>(tensor.nbytes()));
+}
+
 const uint8_t* Snapshot::data() const {
   if (nbytes == 0) return nullptr;
   return static_cast<const uint8_t*>(storage.data()) + offset;

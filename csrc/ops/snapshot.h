@@ -53,6 +53,9 @@ void check_plain(const at::Tensor& tensor, const Where& where);
 // Returns true if the storage contains all `nbytes` of a plain contiguous tensor.
 bool holds(const at::Tensor& tensor, int64_t nbytes);
 
+// Returns true if a tensor is plain, contiguous and within its storage.
+bool is_compact(const at::Tensor& tensor);
+
 // Reads `tensor` into a fresh snapshot. Throws TypeError unless it is plain. Does not
 // check the size of the storage.
 void take_snapshot(const at::Tensor& tensor, const Where& where, Snapshot* snapshot);

@@ -45,6 +45,33 @@ bool is_simple_class(PyTypeObject* type) {
   return Py_TYPE(type)->tp_hash == PyType_Type.tp_hash;
 }
 
+// The empty containers that a walk takes as leaves, by the place of an object. See
+// flatten().
+enum class Hold : uint8_t {
+  kNever,  // neither this object nor any object in it
+  kRoots,  // its items are the roots
+  kRoot,   // not this object, but its items
+  kItem,   // this object and, if it is a dict, its values
+  kLast    // only this object
+};
+
+Hold inside(Hold hold, Node::Kind kind) {
+  switch (hold) {
+    case Hold::kRoots:
+      return Hold::kRoot;
+    case Hold::kRoot:
+      return kind == Node::kList ? Hold::kLast : Hold::kItem;
+    case Hold::kItem:
+      return kind == Node::kDict ? Hold::kItem : Hold::kNever;
+    default:
+      return Hold::kNever;
+  }
+}
+
+bool is_held(Hold hold, Py_ssize_t size) {
+  return size == 0 && (hold == Hold::kItem || hold == Hold::kLast);
+}
+
 void combine(size_t* seed, size_t value) {
   *seed = (*seed ^ value) * 1099511628211u;  // FNV-1a
 }
@@ -62,24 +89,18 @@ class Walk {
     for (PyObject* leaf : leaves_) Py_DECREF(leaf);
   }
 
-  bool visit(PyObject* object, int depth) {
-    if (PyDict_CheckExact(object))
-      return depth < kMaxDepth && visit_dict(object, depth);
+  bool visit(PyObject* object, int depth, Hold hold) {
+    if (PyDict_CheckExact(object)) {
+      if (is_held(hold, PyDict_GET_SIZE(object))) return add_leaf(object);
+      return depth < kMaxDepth && visit_dict(object, depth, hold);
+    }
     if (PyList_CheckExact(object)) {
-      return visit_items(Node::kList, object, PyList_GET_SIZE(object), depth);
+      return visit_items(Node::kList, object, PyList_GET_SIZE(object), depth, hold);
     }
     if (PyTuple_CheckExact(object)) {
-      return visit_items(Node::kTuple, object, PyTuple_GET_SIZE(object), depth);
+      return visit_items(Node::kTuple, object, PyTuple_GET_SIZE(object), depth, hold);
     }
-    if (!is_leaf(Py_TYPE(object))) return false;
-    leaves_.push_back(object);
-    Py_INCREF(object);
-    std::vector<Node>& nodes = structure_.nodes_;
-    if (nodes.empty() || nodes.back().kind != Node::kLeaves) {
-      nodes.push_back({Node::kLeaves, 0});
-    }
-    ++nodes.back().size;
-    return true;
+    return is_leaf(Py_TYPE(object)) && add_leaf(object);
   }
 
   Flat finish() {
@@ -90,31 +111,52 @@ class Walk {
       for (PyObject* leaf : leaves_) PyList_SET_ITEM(list, i++, leaf);
       leaves_.clear();
     }
-    return {list, std::move(structure_)};
+    return {list, std::move(structure_), std::move(classes_)};
   }
 
  private:
+  bool add_leaf(PyObject* object) {
+    if (Py_TYPE(object) != last_leaf_) add_class(Py_TYPE(object));
+    leaves_.push_back(object);
+    Py_INCREF(object);
+    std::vector<Node>& nodes = structure_.nodes_;
+    if (nodes.empty() || nodes.back().kind != Node::kLeaves) {
+      nodes.push_back({Node::kLeaves, 0});
+    }
+    ++nodes.back().size;
+    return true;
+  }
+
+  void add_class(PyTypeObject* type) {
+    last_leaf_ = type;
+    if (std::find(classes_.begin(), classes_.end(), type) == classes_.end()) {
+      classes_.push_back(type);
+    }
+  }
+
   bool is_leaf(PyTypeObject* type) {
     if (type == last_leaf_) return true;
     if (!is_simple_class(type)) return false;
     const int found = PySet_Contains(leaf_types_, reinterpret_cast<PyObject*>(type));
     if (found < 0) PyErr_Clear();
-    if (found > 0) last_leaf_ = type;
     return found > 0;
   }
 
-  bool visit_items(Node::Kind kind, PyObject* items, Py_ssize_t size, int depth) {
+  bool visit_items(Node::Kind kind, PyObject* items, Py_ssize_t size, int depth,
+                   Hold hold) {
+    if (is_held(hold, size)) return add_leaf(items);
     if (depth >= kMaxDepth) return false;
     structure_.nodes_.push_back({kind, size});
+    const Hold below = inside(hold, kind);
     for (Py_ssize_t i = 0; i < size; ++i) {
       PyObject* item =
           kind == Node::kList ? PyList_GET_ITEM(items, i) : PyTuple_GET_ITEM(items, i);
-      if (!visit(item, depth + 1)) return false;
+      if (!visit(item, depth + 1, below)) return false;
     }
     return true;
   }
 
-  bool visit_dict(PyObject* dict, int depth) {
+  bool visit_dict(PyObject* dict, int depth, Hold hold) {
     const auto size = static_cast<size_t>(PyDict_GET_SIZE(dict));
     const size_t base = scratch_.size();
     scratch_.resize(base + 2 * size);
@@ -129,9 +171,10 @@ class Walk {
       index = add_keys(keys, size);
     }
     structure_.nodes_.push_back({Node::kDict, static_cast<int64_t>(size), index});
+    const Hold below = inside(hold, Node::kDict);
     for (size_t i = 0; i < size; ++i) {
       const size_t place = structure_.keys_[index].place(i);
-      if (!visit(scratch_[base + size + place], depth + 1)) return false;
+      if (!visit(scratch_[base + size + place], depth + 1, below)) return false;
     }
     scratch_.resize(base);
     return true;
@@ -154,6 +197,7 @@ class Walk {
 
   PyObject* leaf_types_;
   PyTypeObject* last_leaf_ = nullptr;
+  std::vector<PyTypeObject*> classes_;  // of the leaves; borrowed from them
   Structure structure_;
   std::vector<PyObject*> leaves_;   // owned
   std::vector<PyObject*> scratch_;  // keys and values of the open dicts; borrowed
@@ -161,9 +205,10 @@ class Walk {
   std::array<size_t, kNumRecent> recent_{};
 };
 
-std::optional<Flat> flatten(PyObject* tree, PyObject* leaf_types) {
+std::optional<Flat> flatten(PyObject* tree, PyObject* leaf_types, Roots roots) {
+  constexpr Hold kHolds[] = {Hold::kNever, Hold::kRoot, Hold::kRoots};
   Walk walk(leaf_types);
-  if (!walk.visit(tree, 0)) return std::nullopt;
+  if (!walk.visit(tree, 0, kHolds[static_cast<size_t>(roots)])) return std::nullopt;
   return walk.finish();
 }
 

@@ -70,13 +70,21 @@ class Structure {
 struct Flat {
   PyObject* leaves;  // a list, a new reference
   Structure structure;
+  std::vector<PyTypeObject*> classes;  // of the leaves, each once; alive with them
 };
+
+// The roots of a nest, near which empty containers are leaves: none, the nest itself,
+// or its items.
+enum class Roots : uint8_t { kNone, kTree, kItems };
 
 // Flattens a nest. Returns nullopt, without a Python error, unless all containers are
 // exactly dict (with keys all exactly str, or all exactly int), list or tuple, at most
 // 200 deep, and the classes of all other objects are in the set `leaf_types`. Visits
 // dicts in the order of their sorted keys. Returns null leaves, with a Python error
 // set, if memory runs out.
-std::optional<Flat> flatten(PyObject* tree, PyObject* leaf_types);
+//
+// The empty items of a root are leaves. If the root is no list, so are the empty values
+// of each dict that the root contains directly or through dicts alone.
+std::optional<Flat> flatten(PyObject* tree, PyObject* leaf_types, Roots roots);
 
 }  // namespace pyparallel::pytree

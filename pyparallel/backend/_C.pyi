@@ -232,9 +232,9 @@ class Structure:
         """
 
 def flatten(
-    tree: Any, leaf_types: AbstractSet[type]
-) -> tuple[list[Any], Structure] | None:
-    """Return the leaves of a nest and its structure, or None.
+    tree: Any, leaf_types: AbstractSet[type], roots: int = 0
+) -> tuple[list[Any], Structure, tuple[type, ...]] | None:
+    """Return the leaves of a nest, its structure and the leaves' classes, or None.
 
     None means that the caller must use optree. The native backend visits dicts in the
     order of their sorted keys. It takes nests, at most 200 deep, with containers that
@@ -245,9 +245,41 @@ def flatten(
         tree: any object.
         leaf_types: a set of the classes that are leaves. An object of another class
             may be a container, so the result is None.
+        roots: 1: ``tree`` is a root; 2: its items are roots. Then the empty items of a
+            root are leaves. If the root is no list, so are the empty values of each
+            dict that the root contains directly or through dicts alone.
 
     Raises:
         TypeError: native only; ``leaf_types`` is not a set.
+        ValueError: native only; ``roots`` is not 0, 1 or 2.
+    """
+
+def select_tensors(leaves: Sequence[Any]) -> list[Tensor]:
+    """Return the leaves that are exactly tensors or parameters, in order."""
+
+def replace_tensors(leaves: Sequence[Any], tensors: Sequence[Any]) -> list[Any]:
+    """Return the leaves with ``tensors`` in place of those of `select_tensors`.
+
+    Raises:
+        ValueError: their number differs.
+    """
+
+def find_unpackable(tensors: Sequence[Tensor]) -> list[int]:
+    """Return the indices of tensors whose bytes are not all that a copy needs.
+
+    A copy needs more if the tensor is not plain (the ``TypeError`` of all operators),
+    has another class than `select_tensors` takes, is not on the CPU, has a tangent, or
+    requires a gradient while gradients are enabled.
+    """
+
+def are_compact(leaves: Sequence[Any], on_cpu: bool) -> bool:
+    """Return True if the tensors among leaves need no copy on the host.
+
+    They are plain, contiguous and within their storage.
+
+    Args:
+        leaves: objects; those that `select_tensors` does not take are ignored.
+        on_cpu: whether the tensors have to be on the CPU.
     """
 
 def empty(shape: Sequence[int], dtype: torch.dtype) -> Tensor:

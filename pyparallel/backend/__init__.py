@@ -14,9 +14,10 @@ Attributes:
     ALIGNMENT: the slots of a slab start at multiples of this number of bytes.
     devices: the device types of tensors that the operators support.
     transfers: the device types that ``send`` copies to; empty in pure Python.
-    pad_copy, pad_small_batch, stack_equal, image_batch, columns, flatten, plan_slab,
-        pack, views, memory_of, send, SlabPlan: the operators, and the plan that some
-        of them take; ``_C.pyi`` is their contract.
+    pad_copy, pad_small_batch, stack_equal, image_batch, columns, flatten,
+        select_tensors, replace_tensors, find_unpackable, are_compact, plan_slab, pack,
+        views, memory_of, send, SlabPlan: the operators, and the plan that some of them
+        take; ``_C.pyi`` is their contract.
     empty, cache_info, bound_cache, clear_cache: recycled host memory for batches.
     pinned_info, bound_pinned: the pinned staging memory of ``send``.
     Runtime, RecordedEvent: the device runtime of ``transfers``: it records events and
@@ -45,12 +46,14 @@ if TYPE_CHECKING:
         RecordedEvent,
         Runtime,
         SlabPlan,
+        are_compact,
         bound_cache,
         bound_pinned,
         cache_info,
         clear_cache,
         columns,
         empty,
+        find_unpackable,
         flatten,
         image_batch,
         memory_of,
@@ -59,11 +62,13 @@ if TYPE_CHECKING:
         pad_small_batch,
         pinned_info,
         plan_slab,
+        replace_tensors,
         ring_claim,
         ring_format,
         ring_holders,
         ring_pass,
         ring_reclaim,
+        select_tensors,
         send,
         stack_equal,
         views,
@@ -74,6 +79,7 @@ __all__ = [
     "RecordedEvent",
     "Runtime",
     "SlabPlan",
+    "are_compact",
     "bound_cache",
     "bound_pinned",
     "built_for",
@@ -82,6 +88,7 @@ __all__ = [
     "columns",
     "devices",
     "empty",
+    "find_unpackable",
     "flatten",
     "image_batch",
     "load_error",
@@ -93,17 +100,26 @@ __all__ = [
     "pinned_info",
     "plan_slab",
     "reason",
+    "replace_tensors",
     "ring_claim",
     "ring_format",
     "ring_holders",
     "ring_pass",
     "ring_reclaim",
+    "select_tensors",
     "send",
     "stack_equal",
     "views",
 ]
 
 _VALUES = ("auto", "native", "python")
+_LEAVES = (
+    "flatten",
+    "select_tensors",
+    "replace_tensors",
+    "find_unpackable",
+    "are_compact",
+)
 _MEMORY = ("empty", "cache_info", "bound_cache", "clear_cache")
 _PINNED = ("pinned_info", "bound_pinned")
 _RING = ("ring_format", "ring_claim", "ring_pass", "ring_reclaim", "ring_holders")
@@ -121,7 +137,7 @@ _OPERATORS = (
     "Runtime",
     "RecordedEvent",
     "columns",
-    "flatten",
+    *_LEAVES,
     *_MEMORY,
     *_PINNED,
     *_RING,

@@ -28,11 +28,13 @@ from ..core.torch_private import (
 from . import _checks, image_checks
 from ._checks import ALIGNMENT
 from ._python_ring import ring_claim, ring_format, ring_holders, ring_pass, ring_reclaim
-from .plain import missing_bytes
+from .plain import PLAIN, can_pack, is_plain, missing_bytes
 
 __all__ = [
     "SlabPlan",
+    "are_compact",
     "columns",
+    "find_unpackable",
     "flatten",
     "image_batch",
     "memory_of",
@@ -40,11 +42,13 @@ __all__ = [
     "pad_copy",
     "pad_small_batch",
     "plan_slab",
+    "replace_tensors",
     "ring_claim",
     "ring_format",
     "ring_holders",
     "ring_pass",
     "ring_reclaim",
+    "select_tensors",
     "stack_equal",
     "views",
 ]
@@ -539,5 +543,43 @@ def columns(dicts: list[Any], stack: bool) -> None:
     """See ``_C.pyi``; always None, so `collate` gathers the columns."""
 
 
-def flatten(tree: Any, leaf_types: AbstractSet[type]) -> None:
+def flatten(tree: Any, leaf_types: AbstractSet[type], roots: int = 0) -> None:
     """See ``_C.pyi``; always None, so the caller flattens with optree."""
+
+
+def select_tensors(leaves: Sequence[Any]) -> list[Tensor]:
+    """See ``_C.pyi``."""
+    return [leaf for leaf in leaves if type(leaf) in PLAIN]
+
+
+def replace_tensors(leaves: Sequence[Any], tensors: Sequence[Any]) -> list[Any]:
+    """See ``_C.pyi``."""
+    indices = [i for i, leaf in enumerate(leaves) if type(leaf) in PLAIN]
+    if len(indices) != len(tensors):
+        rule = f"have {len(indices)} entries, as leaves has tensors"
+        raise _checks.error("replace_tensors: tensors", rule, f"has {len(tensors)}")
+    replaced = list(leaves)
+    for i, tensor in zip(indices, tensors, strict=True):
+        replaced[i] = tensor
+    return replaced
+
+
+def find_unpackable(tensors: Sequence[Tensor]) -> list[int]:
+    """See ``_C.pyi``."""
+    found = _checks.as_tensors(tensors, "find_unpackable: tensors")
+    with without_torch_function():
+        return [i for i, tensor in enumerate(found) if not can_pack(tensor)]
+
+
+def are_compact(leaves: Sequence[Any], on_cpu: bool) -> bool:
+    """See ``_C.pyi``."""
+    with without_torch_function():
+        return all(
+            is_plain(leaf)
+            and not (leaf.is_meta or is_wrapped(leaf))
+            and leaf.is_contiguous()
+            and not missing_bytes(leaf)
+            and (leaf.is_cpu or not on_cpu)
+            for leaf in leaves
+            if type(leaf) in PLAIN
+        )

@@ -10,10 +10,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch.autograd.forward_ad import unpack_dual
 
 from ..core.errors import BatchValueError
 from ..core.torch_private import (
     as_subclass,
+    in_forward_ad,
     is_wrapped,
     is_zero_tensor,
     runs_in_python,
@@ -44,6 +46,17 @@ def is_plain(tensor: torch.Tensor) -> bool:
         and tensor.layout is torch.strided
         and not (tensor.is_quantized or tensor.is_nested or is_zero_tensor(tensor))
         and not (tensor.is_conj() or tensor.is_neg())
+    )
+
+
+def can_pack(tensor: torch.Tensor) -> bool:
+    """Return True if the bytes of a CPU tensor are all that a copy needs."""
+    return (
+        is_plain(tensor)
+        and tensor.is_cpu
+        and not is_wrapped(tensor)
+        and not (tensor.requires_grad and torch.is_grad_enabled())
+        and not (in_forward_ad() and unpack_dual(tensor).tangent is not None)
     )
 
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
+from functools import partial
 from typing import Any
 
 import torch
 
+from .. import backend
+from ..backend.plain import PLAIN
 from ..core.errors import (
     BatchTypeError,
     BatchValueError,
@@ -391,22 +394,43 @@ def _name_of_meta(batch: Any, where: str) -> str | None:
     return None
 
 
+_dense_nbytes = operator.attrgetter("nbytes")
 _PLACEHOLDER = torch.empty(0, device="cpu")
 
 
 class TensorSkeleton:
-    """The containers of a batch, with placeholders for the tensors that are moved.
+    """A batch, with placeholders for the tensors that are moved.
 
     Args:
         batch: any containers; the content of ``cpu_only`` DataContainers is not moved.
-        is_moved: returns True for the tensors that are moved.
+        is_moved: returns True for the tensors that are moved. The result depends only
+            on the device of the tensor.
 
     Attributes:
         tensors: the tensors that are moved, in the order of the batch.
     """
 
+    _nbytes: Callable[[torch.Tensor], int]
+    _insert: Callable[[list[torch.Tensor]], Any]
+
     def __init__(self, batch: Any, is_moved: Callable[[torch.Tensor], bool]) -> None:
-        self.tensors: list[torch.Tensor] = []
+        # A skeleton may be kept for long, so it must not keep the tensors alive.
+        leaves, structure, classes = pytree.flatten_arguments(batch, 0)
+        self.tensors = backend.select_tensors(leaves)
+        if (
+            self.tensors
+            and are_only_tensors(classes)
+            and not backend.find_unpackable(self.tensors)
+            and is_moved(self.tensors[0])  # all are on the host
+        ):
+            self._nbytes = _dense_nbytes
+            held = [_PLACEHOLDER] * len(self.tensors)
+            rest = backend.replace_tensors(leaves, held)
+            self._insert = lambda tensors: pytree.unflatten(
+                structure, backend.replace_tensors(rest, tensors)
+            )
+            return
+        self.tensors = []
 
         def extract(tensor: torch.Tensor) -> torch.Tensor:
             if not is_moved(tensor):
@@ -414,8 +438,13 @@ class TensorSkeleton:
             self.tensors.append(tensor)
             return _PLACEHOLDER
 
-        # A skeleton may be kept for long, so it must not keep the tensors alive.
-        self._batch = map_tensors(extract, batch)
+        self._nbytes = _nbytes
+        self._insert = partial(_insert, map_tensors(extract, batch))
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of ``tensors``."""
+        return sum(map(self._nbytes, self.tensors))
 
     def take_tensors(self) -> list[torch.Tensor]:
         """Return the tensors and drop the references to them."""
@@ -424,9 +453,23 @@ class TensorSkeleton:
 
     def restore(self, tensors: list[torch.Tensor]) -> Any:
         """Return the batch with these tensors in place of the moved ones."""
-        remaining = iter(tensors)
+        return self._insert(tensors)
 
-        def insert(tensor: torch.Tensor) -> torch.Tensor:
-            return next(remaining) if tensor is _PLACEHOLDER else tensor
 
-        return map_tensors(insert, self._batch)
+def _insert(batch: Any, tensors: list[torch.Tensor]) -> Any:
+    remaining = iter(tensors)
+
+    def insert(tensor: torch.Tensor) -> torch.Tensor:
+        return next(remaining) if tensor is _PLACEHOLDER else tensor
+
+    return map_tensors(insert, batch)
+
+
+def _nbytes(tensor: torch.Tensor) -> int:
+    return tensor.numel() * tensor.element_size()
+
+
+def are_only_tensors(classes: Collection[type]) -> bool:
+    """Return True if no leaf of these classes holds tensors or is a special tensor."""
+    special = (torch.Tensor, DataContainer)
+    return not any(issubclass(each, special) and each not in PLAIN for each in classes)

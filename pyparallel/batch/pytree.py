@@ -20,10 +20,10 @@ import functools
 import threading
 import warnings
 from collections import UserDict, defaultdict, deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from types import MemberDescriptorType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import optree
 import torch
@@ -55,6 +55,14 @@ _registered: set[type] = set()
 _CONTAINERS = (dict, list, tuple, deque, UserDict)
 
 
+class Flat(NamedTuple):
+    """The leaves of a batch, its structure, and the classes of the leaves."""
+
+    leaves: list[Any]
+    structure: Structure
+    classes: Collection[type]
+
+
 def flatten(tree: Any) -> tuple[list[Any], Structure]:
     """Return the leaves of ``tree`` and its structure.
 
@@ -64,10 +72,41 @@ def flatten(tree: Any) -> tuple[list[Any], Structure]:
     Raises:
         ValueError: a container contains itself, or the nest is hundreds deep.
     """
+    leaves, structure, _ = _flatten(tree, 0)
+    return leaves, structure
+
+
+def flatten_arguments(tree: Any, roots: int) -> Flat:
+    """Flatten arguments, as `flatten`; the empty containers in them are leaves.
+
+    These are the items of an argument and, unless that is a list, the values of dicts
+    among these. A search of all containers would take longer than their walk.
+
+    Args:
+        tree: an argument, or a tuple of arguments.
+        roots: 1 for an argument, 2 for a tuple of arguments; 0: no empty container is
+            a leaf.
+
+    Raises:
+        ValueError: as `flatten`.
+    """
+    flat = _flatten(tree, roots)
+    if roots == 0 or not isinstance(flat.structure, optree.PyTreeSpec):
+        return flat
+    held = _hold_empty(tree) if roots == 1 else _hold_items(tree)
+    if held is None:
+        return flat
+    leaves, structure = flatten(held)
+    leaves = [each.value if type(each) is _Held else each for each in leaves]
+    return Flat(leaves, structure, set(map(type, leaves)))
+
+
+def _flatten(tree: Any, roots: int) -> Flat:
+    """Flatten a tree. Only the backend's walk holds empty containers."""
     while True:
-        flat = backend.flatten(tree, _leaf_types)
+        flat = backend.flatten(tree, _leaf_types, roots)
         if flat is not None:
-            return flat
+            return Flat(*flat)
         # The result is valid only if no thread registers a class during the walk.
         num_registered = len(_registered)
         try:
@@ -77,12 +116,13 @@ def flatten(tree: Any) -> tuple[list[Any], Structure]:
         except Exception:  # of keys that cannot be sorted
             with optree.dict_insertion_ordered(True, namespace=_NAMESPACE):
                 leaves, structure = _walk(tree)
-        unknown = {type(leaf): leaf for leaf in leaves if type(leaf) not in _leaf_types}
-        for leaf in unknown.values():
+        classes = {type(leaf): leaf for leaf in leaves}
+        unknown = [each for cls, each in classes.items() if cls not in _leaf_types]
+        for leaf in unknown:
             _register_container(leaf)
         # Repeat after new classes: the backend may know all leaf types of the tree now.
         if not unknown and len(_registered) == num_registered:
-            return leaves, structure
+            return Flat(leaves, structure, classes)
 
 
 def _walk(tree: Any) -> tuple[list[Any], optree.PyTreeSpec]:
@@ -94,19 +134,17 @@ def is_empty(value: Any) -> bool:
     return isinstance(value, _CONTAINERS) and not value
 
 
-class Held:
+class _Held:
     """An empty container that is a leaf."""
 
     def __init__(self, value: Any) -> None:
         self.value = value
 
 
-def hold_empty(tree: Any) -> Any:
-    """Return a flattened tree with its empty containers in `Held` objects, or None.
+def _hold_empty(tree: Any) -> Any:
+    """Return a flattened argument with its empty containers held, or None.
 
-    Only the items of the tree are replaced and, unless it is a list, the values of
-    dicts among them: a search of all containers would take longer than their walk. None
-    means that none of these is empty.
+    None means that none of those that `flatten_arguments` names is empty.
     """
     cls = type(tree)
     if cls is not dict and cls is not list and cls is not tuple:
@@ -116,9 +154,9 @@ def hold_empty(tree: Any) -> Any:
     if kinds <= _leaf_types or (cls is list and kinds == {dict} and all(values)):
         return None
     held = [
-        Held(value)
+        _Held(value)
         if is_empty(value)
-        else hold_empty(value)
+        else _hold_empty(value)
         if type(value) is dict and cls is not list
         else None
         for value in values
@@ -127,6 +165,13 @@ def hold_empty(tree: Any) -> Any:
         return None
     items = [v if h is None else h for v, h in zip(values, held, strict=True)]
     return dict(zip(tree, items, strict=True)) if cls is dict else cls(items)
+
+
+def _hold_items(trees: tuple[Any, ...]) -> tuple[Any, ...] | None:
+    held = [_hold_empty(tree) for tree in trees]
+    if not any(each is not None for each in held):
+        return None
+    return tuple([v if h is None else h for v, h in zip(trees, held, strict=True)])
 
 
 def unflatten(structure: Structure, leaves: Iterable[Any]) -> Any:

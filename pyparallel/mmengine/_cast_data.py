@@ -52,7 +52,7 @@ def cast_data(data: Any, device: torch.device, non_blocking: bool = False) -> An
     with span("pyparallel.scatter"):
         if _SIMPLE.issuperset(map(type, leaves)):
             return pytree.unflatten(structure, _move_tensors(leaves, leaves, device))
-        parts = whole_parts(leaves, _WHOLE, name)
+        parts = whole_parts(leaves, _WHOLE, name, set(map(type, leaves)))
         opened = {
             i: _movable_fields(leaf)
             for i, leaf in enumerate(leaves)

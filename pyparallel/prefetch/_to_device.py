@@ -111,7 +111,7 @@ class DeviceStage:
         device = self.device
         skeleton = TensorSkeleton(batch, lambda tensor: tensor.device != device)
         check_data(skeleton.tensors, batch, "PreDataLoader: batch")
-        nbytes = sum(map(_nbytes, skeleton.tensors))
+        nbytes = skeleton.nbytes
         if self._transform is not None:
             return self._transformed(
                 skeleton, self._transform, device, self._api

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import partial
 from operator import attrgetter
 from typing import Any
 
 import torch
 
-from ..backend.plain import PLAIN, check_storage
-from ..batch.container import DataContainer
+from .. import backend
+from ..backend.plain import check_storage
+from ..batch.container import DataContainer, are_only_tensors
 from ..batch.tensor_fields import TensorFields
 from ..core.errors import NoDataError
 from ..transfer import to_device
@@ -18,7 +19,8 @@ from ..transfer import to_device
 #: Names leaf ``i``: ``inputs['img']``. Called only for a message: it is slow.
 LeafName = Callable[[int], str]
 
-_is_contiguous = torch.Tensor.is_contiguous
+_Rebuild = Callable[[Sequence[torch.Tensor]], list[Any]]
+
 _is_meta = attrgetter("is_meta")
 
 
@@ -29,9 +31,10 @@ def move(
     dtype: torch.dtype | None,
     stream: Any = None,
     name: LeafName = "tensors[{}]".format,
+    classes: Collection[type] | None = None,
 ) -> list[Any]:
     """Copy the parts of one target, and return them there; see `start_copy`."""
-    return start_copy(leaves, parts, target, dtype, stream, name)()
+    return start_copy(leaves, parts, target, dtype, stream, name, classes)()
 
 
 def start_copy(
@@ -41,6 +44,7 @@ def start_copy(
     dtype: torch.dtype | None,
     stream: Any = None,
     name: LeafName = "tensors[{}]".format,
+    classes: Collection[type] | None = None,
 ) -> Callable[[], list[Any]]:
     """Start to copy the parts of one target; return a function that returns them there.
 
@@ -55,27 +59,58 @@ def start_copy(
         dtype: of floating-point tensors, or None.
         stream: of the copy, if it is on the target; else the target's own.
         name: names leaf ``i`` in an error.
+        classes: of the leaves; None: they are looked up.
 
     Raises:
         ValueError: the memory of a tensor to copy was freed, or it has no data.
     """
+    on_host = target is None or target.type == "cpu"
+    is_simple = are_only_tensors(set(map(type, leaves)) if classes is None else classes)
+    if (
+        is_simple
+        and on_host
+        and dtype is None
+        and backend.are_compact(parts, on_cpu=target is not None)
+    ):
+        return lambda: list(parts)
     if target is None and dtype is None:
         return lambda: _keep(leaves, parts, name)
-    moves = list(map(_moves, leaves))
-    if dtype is not None or (target is not None and target.type == "cpu"):
-        for i, part in enumerate(parts):
-            if moves[i]:  # tensors that are packed for a device are checked there
+    if dtype is not None or on_host:
+        for i, (leaf, part) in enumerate(zip(leaves, parts, strict=True)):
+            if _moves(leaf):  # tensors that are packed for a device are checked there
                 check_memory(part, partial(name, i))
-    flat: list[torch.Tensor] = []
-    _collect([part for part, move in zip(parts, moves, strict=True) if move], flat)
+    flat, rebuild = _open_tensors(parts) if is_simple else _open(leaves, parts)
     wait_flat = to_device.start_copy(flat, target, dtype, stream)
 
     def wait() -> list[Any]:
         try:
-            copies = iter(wait_flat())
+            copies = wait_flat()
         except NotImplementedError as error:
-            _check_data(parts, moves, target, name, error)
+            _check_data(leaves, parts, target, name, error)
             raise
+        return rebuild(copies)
+
+    return wait
+
+
+def _open_tensors(parts: Sequence[Any]) -> tuple[list[torch.Tensor], _Rebuild]:
+    """Return the tensors to move, and a function that returns the parts with copies.
+
+    Requires `are_only_tensors` of the leaves. No Python code runs for each leaf.
+    """
+    return backend.select_tensors(parts), partial(backend.replace_tensors, parts)
+
+
+def _open(
+    leaves: Sequence[Any], parts: Sequence[Any]
+) -> tuple[list[torch.Tensor], _Rebuild]:
+    """Return the same as `_open_tensors` for all leaves."""
+    moves = list(map(_moves, leaves))
+    flat: list[torch.Tensor] = []
+    _collect([part for part, move in zip(parts, moves, strict=True) if move], flat)
+
+    def rebuild(tensors: Sequence[torch.Tensor]) -> list[Any]:
+        copies = iter(tensors)
         return [
             (next(copies) if isinstance(part, torch.Tensor) else _rebuild(part, copies))
             if move
@@ -83,20 +118,20 @@ def start_copy(
             for part, move in zip(parts, moves, strict=True)
         ]
 
-    return wait
+    return flat, rebuild
 
 
 def _check_data(
+    leaves: Sequence[Any],
     parts: Sequence[Any],
-    moves: Sequence[bool],
     target: torch.device | None,
     name: LeafName,
     cause: Exception,
 ) -> None:
     """Raise an error that names the first part that is moved and has no data."""
-    for i, (part, is_moved) in enumerate(zip(parts, moves, strict=True)):
+    for i, (leaf, part) in enumerate(zip(leaves, parts, strict=True)):
         tensors: list[torch.Tensor] = []
-        if is_moved:
+        if _moves(leaf):
             _collect([part], tensors)
         if any(map(_is_meta, tensors)):
             raise NoDataError(
@@ -117,11 +152,6 @@ def _moves(leaf: Any) -> bool:
 
 
 def _keep(leaves: Sequence[Any], parts: Sequence[Any], name: LeafName) -> list[Any]:
-    try:
-        if PLAIN.issuperset(map(type, parts)) and all(map(_is_contiguous, parts)):
-            return list(parts)
-    except RuntimeError:  # compressed sparse tensors do not support is_contiguous
-        pass
     kept = []
     for i, (leaf, part) in enumerate(zip(leaves, parts, strict=True)):
         if _moves(leaf):

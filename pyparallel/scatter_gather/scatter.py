@@ -162,11 +162,7 @@ def _scatter(
     roots: tuple[str, ...],
     stream: torch.Stream | None = None,
 ) -> list[Any]:
-    leaves, structure = pytree.flatten(tree)
-    held = pytree.hold_empty(tree) if len(roots) == 1 else _hold_arguments(*tree)
-    if held is not None:
-        leaves, structure = pytree.flatten(held)
-        leaves = [each.value if type(each) is pytree.Held else each for each in leaves]
+    leaves, structure, classes = pytree.flatten_arguments(tree, len(roots))
 
     def name(i: int) -> str:
         path = pytree.accessors(structure)[i]
@@ -177,8 +173,8 @@ def _scatter(
 
     if not options.divides:
         (target,) = targets
-        parts = whole_parts(leaves, options, name)
-        moved = move(leaves, parts, target, options.dtype, stream, name)
+        parts = whole_parts(leaves, options, name, classes)
+        moved = move(leaves, parts, target, options.dtype, stream, name, classes)
         return [pytree.unflatten(structure, moved)]
     bare = pytree.find_container(structure, Ragged)
     if bare is not None:
@@ -200,17 +196,10 @@ def _scatter(
     # All copies are started before the first one is waited for: the wait may block the
     # host for tensors that torch copies.
     waits = [
-        start_copy(leaves, column, target, options.dtype, stream, name)
+        start_copy(leaves, column, target, options.dtype, stream, name, classes)
         for column, target in zip(columns, targets, strict=False)
     ]
     return [pytree.unflatten(structure, wait()) for wait in waits]
-
-
-def _hold_arguments(inputs: Any, kwargs: Any) -> tuple[Any, Any] | None:
-    held, named = pytree.hold_empty(inputs), pytree.hold_empty(kwargs)
-    if held is None and named is None:
-        return None
-    return (inputs if held is None else held), (kwargs if named is None else named)
 
 
 def _check_stream(stream: Any, targets: Sequence[torch.device | None]) -> None:

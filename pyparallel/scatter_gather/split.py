@@ -7,7 +7,7 @@ beside them follow it. Otherwise it is ``chunk_sizes``, or equal parts of each t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
@@ -56,14 +56,22 @@ class Options:
         )
 
 
-def whole_parts(leaves: list[Any], options: Options, name: LeafName) -> list[Any]:
+def whole_parts(
+    leaves: list[Any], options: Options, name: LeafName, classes: Collection[type]
+) -> list[Any]:
     """Return the one part of every leaf for the one target that takes all of it.
+
+    Args:
+        leaves: the leaves of the batch.
+        options: of a scatter that does not divide.
+        name: names leaf ``i`` in an error.
+        classes: of the leaves.
 
     Raises:
         TypeError: as `split`.
         ValueError: a DataContainer that does not have exactly one chunk.
     """
-    if not any(issubclass(cls, DataContainer) for cls in set(map(type, leaves))):
+    if not any(issubclass(cls, DataContainer) for cls in classes):
         return leaves
     return [
         _only_chunk(leaf, options, name, i) if isinstance(leaf, DataContainer) else leaf

@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 import torch
 
 from .. import backend
+from ..backend.plain import can_pack
 from ..core.errors import BatchValueError
 from ..core.torch_private import pin_memory
 from ..transfer import to_device
@@ -258,7 +259,7 @@ class _LeafCollector:
             self.can_pack
             and type(tensor) is torch.Tensor
             and not tensor.requires_grad
-            and to_device.can_pack(tensor)
+            and can_pack(tensor)
             and tensor.nbytes <= tensor.untyped_storage().nbytes()  # not expanded
         ):
             return None if self._has_bytes(tensor) else self.add_unsupported(tensor)

@@ -5,24 +5,19 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext, suppress
-from operator import attrgetter
 from typing import Any
 
 import torch
 
 from .. import backend
-from ..backend.plain import PLAIN, is_plain
 from ..core.errors import LoaderWarning, has_warned, warn_once
 from ..core.text import nbytes_text
+from ..core.torch_private import is_wrapped
 from ..core.tracing import span
 from . import debug, engine
 from .device import DeviceApi, torch_device
 from .engine import keep_alive
 from .layout import plan_transfer
-
-_is_cpu = attrgetter("is_cpu")
-_requires_grad = attrgetter("requires_grad")
-
 
 #: The fewest batches and bytes in pageable memory before a warning.
 _PAGEABLE_BATCHES, _PAGEABLE_NBYTES = 50, 1_000_000_000
@@ -210,23 +205,13 @@ class MixedCopy:
         stream: Any = None,
     ) -> None:
         self._device, self._api = device, api
-        self._packed: DeviceCopy | None = None
-        packed: Sequence[int] = range(len(tensors))
-        if tensors and _seem_packable(tensors):
-            try:
-                self._packed = send(tensors, device, api, home, stream)
-            except TypeError:  # nothing was sent: one is conjugated, for example
-                pass
-        if self._packed is None:
-            packed = [i for i, tensor in enumerate(tensors) if can_pack(tensor)]
-            if packed:
-                chosen = [tensors[i] for i in packed]
-                self._packed = send(chosen, device, api, home, stream)
-        indices = frozenset(packed)
         # Packed tensors are not kept: their memory is free for the next batch.
-        self._others = {
-            i: tensor for i, tensor in enumerate(tensors) if i not in indices
-        }
+        self._others = {i: tensors[i] for i in backend.find_unpackable(tensors)}
+        packed: Sequence[torch.Tensor] = tensors
+        if self._others:
+            others = self._others
+            packed = [each for i, each in enumerate(tensors) if i not in others]
+        self._packed = send(packed, device, api, home, stream) if packed else None
 
     def wait(self) -> list[torch.Tensor]:
         """Return the tensors on the device; the host does not wait for the copy."""
@@ -240,9 +225,10 @@ class MixedCopy:
         return tensors
 
     def _is_in_place(self, tensor: torch.Tensor) -> bool:
-        """Return True if the device reads the memory of this tensor itself."""
+        """Return True if the device may read the memory of this tensor itself."""
         strided = tensor.is_cpu and tensor.layout is torch.strided
-        return strided and self._api.is_pinned(tensor)
+        # torch does not report whether a tensor of vmap is pinned.
+        return strided and (is_wrapped(tensor) or self._api.is_pinned(tensor))
 
 
 def contiguous(tensor: torch.Tensor) -> torch.Tensor:
@@ -257,24 +243,6 @@ def contiguous(tensor: torch.Tensor) -> torch.Tensor:
 
 def _cast(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return tensor.to(dtype) if tensor.is_floating_point() else tensor
-
-
-def _seem_packable(tensors: list[torch.Tensor]) -> bool:
-    """Return False if a quick check finds a tensor that cannot be packed."""
-    return (
-        PLAIN.issuperset(map(type, tensors))
-        and all(map(_is_cpu, tensors))
-        and not (torch.is_grad_enabled() and any(map(_requires_grad, tensors)))
-    )
-
-
-def can_pack(tensor: torch.Tensor) -> bool:
-    """Return True if this is a CPU tensor whose bytes are all that a copy needs."""
-    return (
-        tensor.device.type == "cpu"
-        and is_plain(tensor)
-        and not (tensor.requires_grad and torch.is_grad_enabled())
-    )
 
 
 def hold_while_read(

@@ -11,7 +11,7 @@ import optree
 import pytest
 import samples
 import torch
-from backends import check, native, needs_native
+from backends import check, native, needs_native, reference, using
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -59,13 +59,14 @@ def ids(values: list[Any]) -> list[int]:
 
 @given(st.recursive(scalars, plain, max_leaves=30))
 def test_plain_nests_are_walked_as_optree_walks_them(tree: Any) -> None:
-    leaves, structure = native.flatten(tree, LEAVES)
+    leaves, structure, classes = native.flatten(tree, LEAVES)
     expected, _ = walk_by_optree(tree)
     assert ids(leaves) == ids(expected)
+    assert list(classes) == list(dict.fromkeys(map(type, expected)))
     assert structure.num_leaves == len(leaves)
     again = structure.unflatten(leaves)
     assert shape_of(again) == shape_of(tree)
-    _, same = native.flatten(again, LEAVES)
+    _, same, _ = native.flatten(again, LEAVES)
     assert (same, hash(same)) == (structure, hash(structure))
     assert pytree.accessors(structure) == optree.tree_accessors(tree, none_is_leaf=True)
 
@@ -80,7 +81,8 @@ def test_structures_are_equal_as_in_optree(a: Any, b: Any) -> None:
 
 def test_the_order_of_keys_is_restored_but_does_not_count() -> None:
     one, two = {"b": 1, "a": [2]}, {"a": [2], "b": 1}
-    (leaves, first), (same, second) = (native.flatten(x, LEAVES) for x in (one, two))
+    leaves, first, _ = native.flatten(one, LEAVES)
+    same, second, _ = native.flatten(two, LEAVES)
     assert leaves == same == [2, 1]
     assert first == second and hash(first) == hash(second)
     assert list(first.unflatten([5, 6]).items()) == [("b", 6), ("a", [5])]
@@ -146,7 +148,7 @@ def test_deep_nests_are_left_to_optree() -> None:
 
 @pytest.mark.parametrize("leaves", [[], [1], [1, 2, 3, 4]])
 def test_the_number_of_leaves_must_be_right(leaves: list[int]) -> None:
-    _, structure = native.flatten([1, {"a": (2, 3)}], LEAVES)
+    _, structure, _ = native.flatten([1, {"a": (2, 3)}], LEAVES)
     rule = "unflatten: leaves must have 3 entries, as the structure"
     message = f"{rule}, but has {len(leaves)}."
     check(structure.unflatten, [iter(leaves)], ValueError, message)
@@ -154,9 +156,24 @@ def test_the_number_of_leaves_must_be_right(leaves: list[int]) -> None:
         structure.unflatten(3)
 
 
-def test_leaf_types_must_be_a_set() -> None:
+@given(st.recursive(scalars | st.sampled_from([(), deque(), OrderedDict()]), plain))
+def test_empty_containers_in_arguments_are_leaves_on_both_backends(tree: Any) -> None:
+    for arguments, roots in [(tree, 1), ((tree, {"a": tree}), 2), (tree, 0)]:
+        found = []
+        for module in (native, reference):
+            with using(module):
+                leaves, structure, classes = pytree.flatten_arguments(arguments, roots)
+            found.append((ids(leaves), pytree.accessors(structure), set(classes)))
+            rebuilt = pytree.unflatten(structure, leaves)
+            assert shape_of(rebuilt) == shape_of(arguments)
+        assert found[0] == found[1]
+
+
+def test_the_arguments_of_flatten_are_checked() -> None:
     message = "flatten: leaf_types must be a set, but is of type list."
     check(native.flatten, ([1], [int]), TypeError, message)
+    message = "flatten: roots must be between 0 and 2, but is 3."
+    check(native.flatten, ([1], {int}, 3), ValueError, message)
 
 
 def test_a_thousand_walks_leak_nothing() -> None:
@@ -165,7 +182,7 @@ def test_a_thousand_walks_leak_nothing() -> None:
     odd = [batch, object()]
 
     def one_round() -> None:
-        leaves, structure = native.flatten(batch, LEAVES)
+        leaves, structure, _ = native.flatten(batch, LEAVES, 1)
         structure.unflatten(leaves)
         assert structure == native.flatten(structure.unflatten(leaves), LEAVES)[1]
         assert native.flatten(odd, LEAVES) is None

@@ -310,6 +310,9 @@ BATCHES = {
     "freed-to-the-cpu": Case(
         lambda: {"x": turned()}, to("cpu"), lacks("inputs['x']", 24)
     ),
+    "freed-on-the-cpu": Case(
+        lambda: {"x": freed(ONES(3))}, to("cpu"), lacks("inputs['x']", 12)
+    ),
     "freed-cast": Case(
         lambda: {"x": freed(ONES(3))},
         to(-1, dtype=torch.float16),
