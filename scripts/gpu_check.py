@@ -16,7 +16,7 @@ GPU_RESULTS     the folder with the results of earlier stages: the extension, wh
                 not built again, and the tests that the step retest repeats (OUT)
 GPU_TEST_ARGS   options of pytest in the step tests
 GPU_BENCH_ARGS  options of python -m benchmarks.gpu
-GPU_KERNEL_ARGS options of python -m benchmarks.kernels in the step ncu
+GPU_KERNEL_ARGS options of python -m benchmarks.kernels in the steps rates and ncu
 GPU_CASES       the seconds after which memcheck and initcheck only run tests that have
                 run no case yet (30 less than the limit of the step)
 GPU_WERROR      1: a warning of the compiler is an error
@@ -55,6 +55,7 @@ STEPS = {
     "build": Step(limit=240, expected=90),
     "selftest": Step(limit=60, expected=20),
     "tests": Step(limit=420, expected=150),
+    "rates": Step(limit=60, expected=20),
     "bench": Step(limit=420, expected=350),
     "memcheck": Step(limit=200, expected=90),
     "initcheck": Step(limit=120, expected=60),
@@ -62,9 +63,9 @@ STEPS = {
     "retest": Step(limit=420, expected=60),
 }
 STAGES = {
-    "": "build selftest tests bench memcheck initcheck ncu".split(),
+    "": "build selftest tests rates bench memcheck initcheck ncu".split(),
     "1": "build selftest tests".split(),
-    "2": "build bench".split(),
+    "2": "build rates bench".split(),
     "3": "build memcheck initcheck ncu".split(),
     "4": "build retest".split(),
 }
