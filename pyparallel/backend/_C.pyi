@@ -275,7 +275,8 @@ def find_unpackable(tensors: Sequence[Tensor]) -> list[int]:
 def are_compact(leaves: Sequence[Any], on_cpu: bool) -> bool:
     """Return True if the tensors among leaves need no copy on the host.
 
-    They are plain, contiguous and within their storage.
+    They are contiguous. The native backend returns False if one is not plain or not
+    within its storage; pure Python does so only with ``on_cpu``.
 
     Args:
         leaves: objects; those that `select_tensors` does not take are ignored.

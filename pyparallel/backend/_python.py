@@ -80,6 +80,7 @@ _STRIDED = torch.strided
 _Owner: Any = ctypes.c_uint8 * sys.maxsize
 #: The owners of slabs with live views, by the address of the slab.
 _owners: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
+_is_contiguous = Tensor.is_contiguous
 _is_meta = attrgetter("is_meta")
 _pad = torch.constant_pad_nd
 _stack = torch.stack
@@ -573,13 +574,16 @@ def find_unpackable(tensors: Sequence[Tensor]) -> list[int]:
 
 def are_compact(leaves: Sequence[Any], on_cpu: bool) -> bool:
     """See ``_C.pyi``."""
+    tensors = select_tensors(leaves)
     with without_torch_function():
-        return all(
-            is_plain(leaf)
-            and not (leaf.is_meta or is_wrapped(leaf))
-            and leaf.is_contiguous()
-            and not missing_bytes(leaf)
-            and (leaf.is_cpu or not on_cpu)
-            for leaf in leaves
-            if type(leaf) in PLAIN
-        )
+        try:
+            if not all(map(_is_contiguous, tensors)):
+                return False
+        except RuntimeError:  # sparse tensors do not support it
+            return False
+        return not on_cpu or all(map(_is_compact_on_cpu, tensors))
+
+
+def _is_compact_on_cpu(tensor: Tensor) -> bool:
+    is_on_cpu = is_plain(tensor) and tensor.is_cpu and not is_wrapped(tensor)
+    return is_on_cpu and not missing_bytes(tensor)
