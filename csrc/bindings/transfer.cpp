@@ -42,12 +42,10 @@ void* to_address(py::handle object) {
 
 ops::RecordedEvent send(py::handle slab, py::handle leaves, py::handle plan,
                         py::handle targets, py::handle sources, py::handle stream,
-                        py::handle home, py::handle chunk_nbytes,
-                        bool waits_immediately) {
+                        py::handle chunk_nbytes) {
   const auto chunk =
       to_int(chunk_nbytes, [] { return std::string("send: chunk_nbytes"); });
-  ops::SendJob job(to_stream(stream, "send", "stream"), to_stream(home, "send", "home"),
-                   chunk, waits_immediately);
+  ops::SendJob job(to_stream(stream, "send", "stream"), chunk);
   const Tensors packed(leaves, "send", "leaves");
   if (!plan.is_none()) {
     job.pack(to_tensor(slab, {"send", "slab"}), packed.refs,
@@ -130,13 +128,61 @@ void define_transfer(py::module_* module) {
             return result_unlocked([&] { return self.record(recorded); });
           },
           py::arg("stream"))
+      .def(
+          "allocate",
+          [](const Runtime& self, const std::vector<int64_t>& sizes,
+             py::handle stream) {
+            const auto owner = to_stream(stream, "Runtime.allocate", "stream");
+            return result_unlocked([&] { return self.allocate(sizes, owner); });
+          },
+          py::arg("sizes"), py::arg("stream"))
+      .def(
+          "keep",
+          [](const Runtime& self, py::handle tensors, py::handle stream) {
+            const Tensors kept(tensors, "Runtime.keep", "tensors");
+            const auto user = to_stream(stream, "Runtime.keep", "stream");
+            py::list others;
+            for (const size_t i :
+                 result_unlocked([&] { return self.keep(kept.refs, user); })) {
+              others.append(*kept.refs[i]);
+            }
+            return others;
+          },
+          py::arg("tensors"), py::arg("stream"))
+      .def(
+          "create_stream",
+          [](const Runtime& self, int64_t device) {
+            return result_unlocked([&] { return self.create_stream(device); });
+          },
+          py::arg("device"))
+      .def(
+          "exchange_capture_mode",
+          [](const Runtime& self, int mode, int64_t device) {
+            return result_unlocked(
+                [&] { return self.exchange_capture_mode(mode, device); });
+          },
+          py::arg("mode"), py::arg("device"))
+      .def(
+          "is_capturing",
+          [](const Runtime& self, py::handle stream) {
+            const auto asked = to_stream(stream, "Runtime.is_capturing", "stream");
+            return result_unlocked([&] { return self.is_capturing(asked); });
+          },
+          py::arg("stream"))
+      .def(
+          "is_idle",
+          [](const Runtime& self, py::handle stream) {
+            const auto asked = to_stream(stream, "Runtime.is_idle", "stream");
+            return result_unlocked([&] { return self.is_idle(asked); });
+          },
+          py::arg("stream"))
+      .def("refused_batch", &Runtime::refused_batch)
       .def("fence", [](const Runtime& self) {
         return result_unlocked([&] { return self.fence(); });
       });
   module->def("send", &send, py::arg("slab"), py::arg("leaves"), py::arg("plan"),
               py::arg("targets"), py::arg("sources"), py::arg("stream"),
-              py::arg("home"), py::arg("chunk_nbytes") = transfer::kLargestBlock,
-              py::arg("waits_immediately") = false);
+              py::arg("chunk_nbytes") = transfer::kLargestBlock);
   module->def("transfers", &transfers);
   module->def("pinned_info", &pinned_info);
   module->def("bound_pinned", &bound_pinned, py::arg("limit"));

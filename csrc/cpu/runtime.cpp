@@ -40,6 +40,11 @@ class HostRuntime final : public transfer::Runtime {
   bool is_done(const transfer::Event&) override { return true; }
   void wait(const transfer::Stream&, const transfer::Event&) override {}
   void wait_on_host(const transfer::Event&) override {}
+  int refused_batch() override { return 0; }
+  int64_t create_stream(int64_t device) override { return device; }
+  int exchange_capture_mode(int /*mode*/, int64_t) override {
+    return transfer::kRelaxed;
+  }
   bool is_capturing(const transfer::Stream&) override { return false; }
   bool is_idle(const transfer::Stream&) override { return true; }
   std::vector<transfer::Stream> current_streams() override { return {}; }

@@ -1,6 +1,7 @@
 // Registers the device 'cuda' for torch's tensors.
 #include "ops/backend.h"
 
+#include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAException.h>
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
@@ -32,9 +33,22 @@ void pack_glue(const Pack& body, c10::Device device) {
   C10_CUDA_CHECK(pack(body, c10::cuda::getCurrentCUDAStream()));
 }
 
+// Torch's allocator calls this before it asks the device for more memory.
+class Reclaim final : public c10::FreeMemoryCallback {
+ public:
+  bool Execute() override {
+    ops::reclaim_memory(c10::DeviceType::CUDA);
+    return true;
+  }
+};
+
 [[maybe_unused]] const bool kRegistered = ops::register_backend(
     c10::DeviceType::CUDA,
     {pad_copy_glue, contiguous_glue, pack_glue, image_batch_glue, runtime});
 
 }  // namespace
 }  // namespace pyparallel::cuda
+
+namespace c10 {
+REGISTER_FREE_MEMORY_CALLBACK("pyparallel", pyparallel::cuda::Reclaim);
+}

@@ -71,19 +71,20 @@ using CopyBatch = cudaError_t(void**, void**, size_t*, size_t, cudaMemcpyAttribu
                               size_t*, size_t, size_t*, cudaStream_t);
 #endif
 
-// Queues all copies by one call. Returns false, with no copy queued, if runtime, driver
-// or stream does not support that. Sources are read in stream order, as by
-// cudaMemcpyAsync.
-bool copy_at_once([[maybe_unused]] const Copy* copies, [[maybe_unused]] int64_t num,
-                  [[maybe_unused]] cudaStream_t stream) {
+// The error with which runtime, driver or device refused a batch of copies.
+std::atomic<cudaError_t> batch_refusal{cudaSuccess};
+
+// Queues all copies by one call. If that returns an error, the copies must be queued
+// again. Sources are read in stream order, as by cudaMemcpyAsync.
+cudaError_t copy_at_once([[maybe_unused]] const Copy* copies,
+                         [[maybe_unused]] int64_t num,
+                         [[maybe_unused]] cudaStream_t stream) {
 #if CUDART_VERSION >= 12080
   // Looked up at run time: an older runtime of the same major version may lack it, and
   // this module must load there too.
   static const auto copy_batch =
       reinterpret_cast<CopyBatch*>(dlsym(RTLD_DEFAULT, "cudaMemcpyBatchAsync"));
-  static std::atomic<bool> refused{false};
-  if (refused || copy_batch == nullptr) return false;
-  if (stream == nullptr || stream == cudaStreamLegacy) return false;
+  if (copy_batch == nullptr) return cudaErrorCallRequiresNewerDriver;
   const auto count = static_cast<size_t>(num);
   std::vector<void*> dsts(count);
   std::vector<size_t> sizes(count);
@@ -112,15 +113,10 @@ bool copy_at_once([[maybe_unused]] const Copy* copies, [[maybe_unused]] int64_t 
   const cudaError_t error = copy_batch(dsts.data(), srcs.data(), sizes.data(), count,
                                        &attributes, &first, 1, &failed, stream);
 #endif
-  if (is_expected(error, cudaErrorNotSupported) ||
-      is_expected(error, cudaErrorCallRequiresNewerDriver)) {
-    refused = true;
-    return false;
-  }
-  C10_CUDA_CHECK(error);
-  return true;
+  if (error != cudaSuccess) static_cast<void>(cudaGetLastError());
+  return error;
 #else
-  return false;
+  return cudaErrorNotSupported;
 #endif
 }
 
@@ -167,8 +163,20 @@ class CudaRuntime final : public transfer::Runtime {
 
   void copy_batch(const Copy* copies, int64_t num, const Stream& stream) override {
     const CallGuard guard(stream.device);
-    if (copy_at_once(copies, num, handle(stream))) return;
+    const cudaStream_t queue = handle(stream);
+    const bool may_batch =
+        batch_refusal == cudaSuccess && queue != nullptr && queue != cudaStreamLegacy;
+    const cudaError_t error =
+        may_batch ? copy_at_once(copies, num, queue) : cudaSuccess;
+    if (may_batch && error == cudaSuccess) return;
+    // After an error of the device itself, these calls fail as well.
     for (int64_t i = 0; i < num; ++i) copy(copies[i], stream);
+    if (error != cudaSuccess) batch_refusal = error;
+  }
+
+  int refused_batch() override {
+    // Another thread may write it.
+    return batch_refusal.load();
   }
 
   Event create_event(int64_t device) override {
@@ -199,6 +207,20 @@ class CudaRuntime final : public transfer::Runtime {
   void wait_on_host(const Event& event) override {
     const CallGuard guard(event.device);
     C10_CUDA_CHECK(cudaEventSynchronize(handle(event)));
+  }
+
+  int64_t create_stream(int64_t device) override {
+    const CallGuard guard(device);
+    cudaStream_t stream = nullptr;
+    C10_CUDA_CHECK(cudaStreamCreateWithPriority(&stream, cudaStreamNonBlocking, 0));
+    return reinterpret_cast<int64_t>(stream);
+  }
+
+  int exchange_capture_mode(int mode, int64_t device) override {
+    const c10::cuda::CUDAGuard guard(index_of(device));
+    auto exchanged = static_cast<cudaStreamCaptureMode>(mode);
+    C10_CUDA_CHECK(cudaThreadExchangeStreamCaptureMode(&exchanged));
+    return exchanged;
   }
 
   bool is_capturing(const Stream& stream) override {
@@ -232,6 +254,8 @@ class CudaRuntime final : public transfer::Runtime {
 };
 
 }  // namespace
+
+static_assert(transfer::kRelaxed == cudaStreamCaptureModeRelaxed);
 
 transfer::Runtime* runtime() {
   static CudaRuntime runtime;

@@ -33,6 +33,10 @@ bool register_backend(c10::DeviceType type, Backend backend);
 // Returns null if the type is not registered.
 const Backend* find_backend(c10::DeviceType type);
 
+// Frees the memory of dropped batches on devices of a type, for other allocations. Does
+// not throw.
+void reclaim_memory(c10::DeviceType type) noexcept;
+
 // Returns the CPU first, then the others in the order of torch's device types.
 std::vector<c10::DeviceType> registered_devices();
 

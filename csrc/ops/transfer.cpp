@@ -1,5 +1,10 @@
 #include "ops/transfer.h"
 
+#include <ATen/Context.h>
+#include <c10/core/Allocator.h>
+#include <c10/core/StorageImpl.h>
+#include <c10/core/StreamGuard.h>
+#include <c10/core/TensorOptions.h>
 #include <c10/util/Exception.h>
 
 #include <array>
@@ -68,6 +73,82 @@ void check_type(const c10::Stream& stream, c10::DeviceType type, const Where& wh
                     "'.");
 }
 
+// The memory of a batch, from torch's allocator.
+class TensorLoan final : public transfer::Loan {
+ public:
+  using Loan::Loan;
+  c10::DataPtr memory;
+};
+
+// A storage of memory that is lent to a batch. Torch's own allocator has the memory, so
+// `Tensor.record_stream` works. It cannot be resized: that would free the memory at
+// once, although other streams use it.
+class LentStorage final : public c10::StorageImpl {
+ public:
+  LentStorage(c10::DataPtr memory, int64_t nbytes, transfer::Loans* loans,
+              std::unique_ptr<TensorLoan> loan)
+      : StorageImpl(use_byte_size_t(), nbytes, std::move(memory), nullptr, false),
+        loans_(loans),
+        loan_(std::move(loan)) {
+    loans_->lend(*loan_);
+  }
+  ~LentStorage() override { drop(); }
+
+  // Called before the destructor while weak references remain.
+  void release_resources() override {
+    drop();
+    StorageImpl::release_resources();
+  }
+
+  void use(const transfer::Stream& stream) { loans_->use(loan_.get(), stream); }
+
+ private:
+  void drop() noexcept {
+    if (loan_ == nullptr) return;
+    loan_->memory = set_data_ptr(c10::DataPtr(nullptr, device()));
+    loans_->drop(std::move(loan_));
+  }
+
+  transfer::Loans* loans_;
+  std::unique_ptr<TensorLoan> loan_;
+};
+
+at::Tensor lent_tensor(c10::DataPtr memory, int64_t nbytes, transfer::Loans* loans,
+                       const transfer::Stream& stream) {
+  const c10::DispatchKey key =
+      c10::computeDispatchKey(c10::kByte, c10::kStrided, memory.device());
+  c10::Storage storage(c10::make_intrusive<LentStorage>(
+      std::move(memory), nbytes, loans, std::make_unique<TensorLoan>(stream, nbytes)));
+  at::Tensor tensor = at::detail::make_tensor<c10::TensorImpl>(
+      std::move(storage), c10::DispatchKeySet(key),
+      c10::scalarTypeToTypeMeta(c10::kByte));
+  tensor.unsafeGetTensorImpl()->set_sizes_contiguous(nbytes);
+  return tensor;
+}
+
+// Allows this thread all calls during graph captures of others.
+class RelaxedCaptures {
+ public:
+  RelaxedCaptures(transfer::Runtime* runtime, int64_t device)
+      : runtime_(runtime),
+        device_(device),
+        before_(runtime->exchange_capture_mode(transfer::kRelaxed, device)) {}
+  ~RelaxedCaptures() {
+    try {
+      runtime_->exchange_capture_mode(before_, device_);
+    } catch (...) {
+      // The device failed, so nothing is captured.
+    }
+  }
+  RelaxedCaptures(const RelaxedCaptures&) = delete;
+  RelaxedCaptures& operator=(const RelaxedCaptures&) = delete;
+
+ private:
+  transfer::Runtime* runtime_;
+  int64_t device_;
+  int before_;
+};
+
 void check_device(const Snapshot& snapshot, const Where& where,
                   const c10::Stream& stream) {
   const c10::Device device = snapshot.device;
@@ -126,21 +207,76 @@ RecordedEvent Runtime::record(const c10::Stream& stream) const {
   return {engine(), type_, {engine()->record(to_stream(stream)), nullptr}};
 }
 
+std::vector<at::Tensor> Runtime::allocate(const std::vector<int64_t>& sizes,
+                                          const c10::Stream& stream) const {
+  check_type(stream, type_, {"Runtime.allocate", "stream"});
+  int64_t total = 0;
+  for (const int64_t nbytes : sizes) {
+    const bool fits = nbytes >= 0 && !__builtin_add_overflow(total, nbytes, &total);
+    TORCH_CHECK_VALUE(fits,
+                      "Runtime.allocate: sizes must be at least 0 and have a sum ",
+                      "of 64 bits, but one is ", nbytes, ".");
+  }
+  at::globalContext().lazyInitDevice(type_);
+  const transfer::Stream owner = to_stream(stream);
+  const RelaxedCaptures relaxed(runtime_, owner.device);
+  transfer::Loans* const loans = &engine()->loans();
+  loans->make_room(total, owner);
+  const c10::StreamGuard guard(stream);
+  std::vector<at::Tensor> blocks;
+  blocks.reserve(sizes.size());
+  for (const int64_t nbytes : sizes) {
+    c10::DataPtr memory =
+        c10::GetAllocator(type_)->allocate(static_cast<size_t>(nbytes));
+    blocks.push_back(lent_tensor(std::move(memory), nbytes, loans, owner));
+  }
+  return blocks;
+}
+
+std::vector<size_t> Runtime::keep(TensorRefs tensors, const c10::Stream& stream) const {
+  check_type(stream, type_, {"Runtime.keep", "stream"});
+  std::vector<size_t> others;
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    check_plain(*tensors[i], {"Runtime.keep", "tensors", static_cast<int64_t>(i)});
+    auto* const lent =
+        dynamic_cast<LentStorage*>(tensors[i]->storage().unsafeGetStorageImpl());
+    if (lent == nullptr) {
+      others.push_back(i);
+    } else {
+      lent->use(to_stream(stream));
+    }
+  }
+  engine()->loans().record_dropped();
+  return others;
+}
+
+int64_t Runtime::create_stream(int64_t device) const {
+  return runtime_->create_stream(device);
+}
+
+int Runtime::exchange_capture_mode(int mode, int64_t device) const {
+  return runtime_->exchange_capture_mode(mode, device);
+}
+
+bool Runtime::is_capturing(const c10::Stream& stream) const {
+  check_type(stream, type_, {"Runtime.is_capturing", "stream"});
+  return runtime_->is_capturing(to_stream(stream));
+}
+
+bool Runtime::is_idle(const c10::Stream& stream) const {
+  check_type(stream, type_, {"Runtime.is_idle", "stream"});
+  return runtime_->is_idle(to_stream(stream));
+}
+
 std::unique_ptr<transfer::Fence> Runtime::fence() const { return engine()->fence(); }
 
 Engine* Runtime::engine() const { return engine_for(type_, runtime_); }
 
-SendJob::SendJob(c10::Stream copies, c10::Stream home, int64_t chunk,
-                 bool waits_immediately)
-    : copies_(copies),
-      home_(home),
+SendJob::SendJob(c10::Stream stream, int64_t chunk)
+    : stream_(stream),
       chunk_(chunk),
-      waits_immediately_(waits_immediately),
-      engine_(engine_for(copies.device_type(),
-                         runtime_for(copies.device_type(), {"send", "stream"}))) {
-  TORCH_CHECK_VALUE(home.device() == copies.device(), "send: home must be on ",
-                    copies.device().str(), ", the device of stream, but is on ",
-                    home.device().str(), ".");
+      engine_(engine_for(stream.device_type(),
+                         runtime_for(stream.device_type(), {"send", "stream"}))) {
   TORCH_CHECK_VALUE(chunk >= 1 && chunk <= transfer::kLargestBlock,
                     "send: chunk_nbytes must be between 1 and ",
                     transfer::kLargestBlock, ", but is ", chunk, ".");
@@ -149,7 +285,7 @@ SendJob::SendJob(c10::Stream copies, c10::Stream home, int64_t chunk,
 void SendJob::pack(const at::Tensor& slab, TensorRefs leaves, const SlabPlan& plan) {
   const Where where{"send", "slab"};
   slab_ = take_slab(slab, where, plan);
-  check_device(slab_, where, copies_);
+  check_device(slab_, where, stream_);
   leaves_.emplace("send", leaves, plan, slab_, c10::kCPU);
 }
 
@@ -165,7 +301,7 @@ void SendJob::read_in_place(TensorRefs targets, TensorRefs sources) {
     Snapshot& source = snapshots_.emplace_back();
     take_contiguous(*targets[i], to, &target);
     take_contiguous(*sources[i], from, &source);
-    check_device(target, to, copies_);
+    check_device(target, to, stream_);
     TORCH_CHECK_VALUE(source.device.is_cpu(), from, " must be on the CPU, but is on ",
                       source.device.str(), ".");
     TORCH_CHECK_VALUE(source.nbytes == target.nbytes, to, " must have ", source.nbytes,
@@ -177,11 +313,14 @@ void SendJob::read_in_place(TensorRefs targets, TensorRefs sources) {
 }
 
 RecordedEvent SendJob::run() {
-  transfer::Job job{nullptr,          0,
-                    nullptr,          0,
-                    direct_.data(),   static_cast<int64_t>(direct_.size()),
-                    to_stream(home_), to_stream(copies_),
-                    chunk_,           waits_immediately_};
+  transfer::Job job{nullptr,
+                    0,
+                    nullptr,
+                    0,
+                    direct_.data(),
+                    static_cast<int64_t>(direct_.size()),
+                    to_stream(stream_),
+                    chunk_};
   if (leaves_ && slab_.nbytes > 0) {
     const std::vector<Slot>& slots = leaves_->read();
     job.dst = slab_.mutable_data();
@@ -189,7 +328,7 @@ RecordedEvent SendJob::run() {
     job.slots = slots.data();
     job.num_slots = static_cast<int64_t>(slots.size());
   }
-  return {engine_, copies_.device_type(), engine_->send(job)};
+  return {engine_, stream_.device_type(), engine_->send(job)};
 }
 
 PinnedInfo pinned_info() {
@@ -211,6 +350,11 @@ void bound_pinned(int64_t limit) {
   for (const std::atomic<Engine*>& place : engines) {
     if (Engine* const engine = place.load()) engine->set_limit(limit);
   }
+}
+
+void reclaim_memory(c10::DeviceType type) noexcept {
+  Engine* const engine = engines.at(static_cast<size_t>(type)).load();
+  if (engine != nullptr) engine->loans().free_all();
 }
 
 std::vector<c10::DeviceType> transfers() {

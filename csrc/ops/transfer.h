@@ -46,6 +46,15 @@ class Runtime {
   int pin(void* data, int64_t nbytes) const;
   void unpin(void* data) const;
   std::unique_ptr<transfer::Fence> take_copies(const void* data) const;
+  std::vector<at::Tensor> allocate(const std::vector<int64_t>& sizes,
+                                   const c10::Stream& stream) const;
+  // Returns the indices of the tensors that were not allocated here.
+  std::vector<size_t> keep(TensorRefs tensors, const c10::Stream& stream) const;
+  int64_t create_stream(int64_t device) const;
+  int exchange_capture_mode(int mode, int64_t device) const;
+  bool is_capturing(const c10::Stream& stream) const;
+  bool is_idle(const c10::Stream& stream) const;
+  int refused_batch() const { return runtime_->refused_batch(); }
   RecordedEvent record(const c10::Stream& stream) const;
   std::unique_ptr<transfer::Fence> fence() const;
 
@@ -60,7 +69,7 @@ class Runtime {
 // constructor needs the GIL; run() does not.
 class SendJob {
  public:
-  SendJob(c10::Stream copies, c10::Stream home, int64_t chunk, bool waits_immediately);
+  SendJob(c10::Stream stream, int64_t chunk);
 
   void pack(const at::Tensor& slab, TensorRefs leaves, const SlabPlan& plan);
   void read_in_place(TensorRefs targets, TensorRefs sources);
@@ -68,10 +77,8 @@ class SendJob {
   RecordedEvent run();
 
  private:
-  c10::Stream copies_;
-  c10::Stream home_;
+  c10::Stream stream_;
   int64_t chunk_;
-  bool waits_immediately_;
   transfer::Engine* engine_;
   Snapshot slab_;
   std::optional<LeafBytes> leaves_;

@@ -35,16 +35,12 @@ Engine::Engine(Runtime* runtime, PackBytes pack, Limits limits)
       pack_(pack),
       events_(runtime),
       staging_(runtime, limits),
-      foreign_(runtime, &events_) {}
+      foreign_(runtime, &events_),
+      loans_(runtime, &events_) {}
 
-SendResult Engine::send(Job job) {
+SendResult Engine::send(const Job& job) {
   events_.check_usable();
-  check_not_capturing(job.home, "home");
-  check_not_capturing(job.copies, "copy");
-  if (copies_at_home(job)) job.copies = job.home;
-  if (!(job.home == job.copies)) {
-    runtime_->wait(job.copies, events_.record(job.home)->handle());
-  }
+  check_not_capturing(job.stream, "copy");
   SendResult sent;
   try {
     copy_direct(job);
@@ -55,7 +51,7 @@ SendResult Engine::send(Job job) {
   // Also after an error: copies before it may have been queued. Each chunk has an event
   // of its own.
   try {
-    if (sent.event == nullptr) sent.event = events_.record(job.copies);
+    if (sent.event == nullptr) sent.event = events_.record(job.stream);
   } catch (...) {
     if (sent.error == nullptr) sent.error = std::current_exception();
   }
@@ -113,19 +109,13 @@ void Engine::check_not_capturing(const Stream& stream, const char* name) const {
                            "graph reads.");
 }
 
-// See Note: [copies on the home stream].
-bool Engine::copies_at_home(const Job& job) const {
-  return job.waits_immediately && job.nbytes == 0 && job.num_direct < kBatchCopies &&
-         runtime_->is_idle(job.home);
-}
-
 void Engine::copy_direct(const Job& job) {
   if (job.num_direct >= kBatchCopies) {
-    runtime_->copy_batch(job.direct, job.num_direct, job.copies);
+    runtime_->copy_batch(job.direct, job.num_direct, job.stream);
     return;
   }
   for (int64_t i = 0; i < job.num_direct; ++i) {
-    runtime_->copy(job.direct[i], job.copies);
+    runtime_->copy(job.direct[i], job.stream);
   }
 }
 
@@ -142,7 +132,7 @@ EventRef Engine::copy_packed(const Job& job) {
       body.slots = slots.data();
       body.num_slots = static_cast<int64_t>(slots.size());
     }
-    const Block block = staging_.take(nbytes, job.copies);
+    const Block block = staging_.take(nbytes, job.stream);
     body.dst = block.data();
     try {
       pack_(body);

@@ -3,24 +3,11 @@
 // limit of the staging memory (Note: [staging limit]). This folder does not use torch.
 //
 // Note: [order of a transfer]
-// The destination was allocated on the home stream, and earlier uses of that memory
-// were queued there. So the engine records an event on home, after the allocation, and
-// the copy stream waits for it before the first copy. Copies that read pinned sources
-// in place come first: the device runs them while the host packs leaves. The chunks of
-// the slab follow. Each has an event behind it, so that its block can be reused while
-// later chunks of the same batch are packed. The last event covers the whole transfer.
-//
-// Note: [copies on the home stream]
-// A copy stream costs two events and two waits, 5 to 10 us on the device. That pays if
-// home computes meanwhile. Copies go on home itself if all of these hold:
-// - Home is idle, and the caller makes it wait for the copies at once. So no work could
-//   run there beside the copies.
-// - No leaf is packed. Blocks are reused sooner if few streams read them.
-// - There are fewer than kBatchCopies copies. Home is mostly the legacy default stream,
-//   and that stream accepts no batch of copies.
-// The order of the stream replaces the events: the memory was allocated on home, and is
-// used and freed there. Another thread may queue work on home after the check. The
-// copies then run behind that work, and the order is still correct.
+// The destination belongs to the stream of the copies (Note: [device memory] in
+// loans.h), so they wait for no other stream. Copies that read pinned sources in place
+// come first: the device runs them while the host packs leaves. The chunks of the slab
+// follow. Each has an event behind it, so that its block can be reused while later
+// chunks of the same batch are packed. The last event covers the whole transfer.
 #pragma once
 
 #include <cstdint>
@@ -31,6 +18,7 @@
 #include "transfer/events.h"
 #include "transfer/fence.h"
 #include "transfer/foreign_copies.h"
+#include "transfer/loans.h"
 #include "transfer/runtime.h"
 #include "transfer/staging.h"
 
@@ -49,14 +37,10 @@ struct Job {
   // sources alive until the event is done. Each has bytes, and is disjoint from dst.
   const Copy* direct;
   int64_t num_direct;
-  // Both streams belong to one device. They may be the same stream.
-  Stream home;
-  Stream copies;
+  // Of the copies. The destinations belong to it.
+  Stream stream;
   // Bytes of a chunk, in [1, kLargestBlock].
   int64_t chunk = kLargestBlock;
-  // The caller makes home wait for the copies as soon as they are queued: see
-  // Note: [copies on the home stream].
-  bool waits_immediately = false;
 };
 
 // `event` covers all queued copies, also if an error stopped the transfer half way. It
@@ -75,7 +59,7 @@ class Engine {
   Engine(Runtime* runtime, PackBytes pack, Limits limits = {});
 
   // Throws only if no copy was queued. The leaves may change when this returns.
-  SendResult send(Job job);
+  SendResult send(const Job& job);
 
   // Records an event on `stream`, which must not be under capture.
   EventRef record(const Stream& stream);
@@ -99,12 +83,12 @@ class Engine {
   // have held the lock at the fork.
   void set_limit(int64_t max_bytes);
 
+  Loans& loans() { return loans_; }
   const Events& events() const { return events_; }
   const Staging& staging() const { return staging_; }
 
  private:
   void check_not_capturing(const Stream& stream, const char* name) const;
-  bool copies_at_home(const Job& job) const;
   void copy_direct(const Job& job);
   EventRef copy_packed(const Job& job);
   EventRef queue(const Block& block, const Copy& copy);
@@ -114,6 +98,7 @@ class Engine {
   Events events_;
   Staging staging_;
   ForeignCopies foreign_;
+  Loans loans_;
 };
 
 }  // namespace pyparallel::transfer

@@ -48,6 +48,9 @@ class CopyObserver {
   ~CopyObserver() = default;
 };
 
+// The mode of exchange_capture_mode in which no call ends a capture.
+constexpr int kRelaxed = 2;
+
 // All functions are thread-safe and throw errors of their own types. After the first
 // call, forked processes must not call any of them.
 //
@@ -73,6 +76,9 @@ class Runtime {
   // any order.
   virtual void copy(const Copy& copy, const Stream& stream) = 0;
   virtual void copy_batch(const Copy* copies, int64_t num, const Stream& stream) = 0;
+  // Returns the error code with which the device refused to queue a batch by one call,
+  // or 0. Since then each copy is a call of its own.
+  virtual int refused_batch() = 0;
 
   virtual Event create_event(int64_t device) = 0;
   virtual void record(const Event& event, const Stream& stream) = 0;
@@ -81,6 +87,14 @@ class Runtime {
   virtual void wait(const Stream& stream, const Event& event) = 0;
   // Blocks the host until is_done, or throws if the device failed.
   virtual void wait_on_host(const Event& event) = 0;
+
+  // Creates a stream that no other code has, and returns the handle of the device's own
+  // interface. It does not wait for the default stream.
+  virtual int64_t create_stream(int64_t device) = 0;
+  // Sets the calls that this thread may make during graph captures of others, and
+  // returns the setting before. kRelaxed allows every call. Other values come from
+  // earlier calls.
+  virtual int exchange_capture_mode(int mode, int64_t device) = 0;
 
   // Returns true if work on `stream` is captured into a graph.
   virtual bool is_capturing(const Stream& stream) = 0;

@@ -402,7 +402,7 @@ class Fence:
         """
 
 class Runtime:
-    """Pin memory and record events for one device type, without the GIL. Native only.
+    """Memory, streams and events of one device type, without the GIL. Native only.
 
     No method opens a context on a device that the process does not use, ends a graph
     capture, or leaves an error behind for the next call of its thread.
@@ -445,6 +445,45 @@ class Runtime:
             accepted no event behind it.
         """
 
+    def allocate(self, sizes: Sequence[int], stream: Any) -> list[Tensor]:
+        """Allocate device memory on ``stream``, which must not be under graph capture.
+
+        Dropped memory is reused after the work of all streams given to `keep`. At most
+        as many bytes as are in use wait for that; beyond it ``stream`` waits.
+
+        Returns:
+            For each size a ``torch.uint8`` tensor ``(nbytes,)`` of torch's caching
+            allocator. Their storages cannot be resized.
+        """
+
+    def keep(self, tensors: Sequence[Tensor], stream: Any) -> list[Tensor]:
+        """Keep memory of `allocate`, once dropped, from reuse while ``stream`` uses it.
+
+        Returns:
+            The tensors with other memory. For these, nothing was done.
+        """
+
+    def create_stream(self, device: int) -> int:
+        """Return the handle of a new stream that no other code has."""
+
+    def exchange_capture_mode(self, mode: int, device: int) -> int:
+        """Set the mode of this thread during graph captures; return the mode before.
+
+        In mode 2, no call of this thread ends a capture in another thread.
+        """
+
+    def is_capturing(self, stream: Any) -> bool:
+        """Return True if a graph is captured on ``stream``."""
+
+    def is_idle(self, stream: Any) -> bool:
+        """Return True if ``stream``, which is not under capture, has no work left."""
+
+    def refused_batch(self) -> int:
+        """Return the error code with which a batch of copies was refused, or 0.
+
+        Since then each copy in place is a call of its own.
+        """
+
     def record(self, stream: Any) -> RecordedEvent:
         """Record an event on ``stream``, which must not be under graph capture."""
 
@@ -461,9 +500,7 @@ def send(
     targets: Sequence[Tensor],
     sources: Sequence[Tensor],
     stream: Any,
-    home: Any,
     chunk_nbytes: int = 4194304,
-    waits_immediately: bool = False,
 ) -> RecordedEvent:
     """Queue copies of CPU tensors to a device. Native only.
 
@@ -483,21 +520,18 @@ def send(
             The device reads it in place. It should be pinned, and must be neither
             changed nor dropped until the copies are done.
         stream: of the copies: a ``torch.Stream``, or any object that has its
-            ``stream_id``, ``device_index`` and ``device_type``.
-        home: the stream, of the same device, on which slab and targets were allocated.
+            ``stream_id``, ``device_index`` and ``device_type``. No other stream may
+            still use the memory of slab and targets.
         chunk_nbytes: between 1 and 4 MiB, the default. A chunk of 4 MiB keeps eight
             threads busy, and its copy takes twenty times as long as its queueing.
-        waits_immediately: the caller makes ``home`` wait as soon as this returns. Then
-            fewer than 8 copies in place are queued on ``home`` itself, if it is idle
-            and no leaf is packed: events and waits would cost more than they save.
 
     Raises:
-        RuntimeError: one of the streams is under graph capture, or the process was
+        RuntimeError: ``stream`` is under graph capture, or the process was
             forked. If this function raises any error, no copy was queued. Errors after
             the first copy are in the result (`RecordedEvent.check`).
         NotImplementedError: the device of ``stream`` is not in `transfers`.
 
-    Stream: the copies wait for the work that was queued on ``home`` before this call.
+    Stream: the copies wait for no other stream.
     """
 
 def pinned_info() -> tuple[int, int, int, int]:

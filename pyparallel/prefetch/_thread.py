@@ -77,7 +77,6 @@ class PrefetchThread:
         self.begun: threading.Event = threading.Event()
         #: Called after the consumer has received the whole epoch.
         self.end_reading: Callable[[], None] = lambda: None
-        self.consumer_stream: Any = options.device_stage.consumer_stream()
         self.state: thread_state.ThreadState = thread_state.capture()
         self._activity = ("starting", time.monotonic())
         self.thread: threading.Thread = threading.Thread(
@@ -118,7 +117,6 @@ class PrefetchThread:
         self.check_process()
         timeout = self.options.timeout
         deadline = time.monotonic() + timeout if timeout else math.inf
-        self.consumer_stream = self.options.device_stage.consumer_stream()
         with self.changed:
             while not self.items:
                 if self.finished:
@@ -319,9 +317,7 @@ def _produce(prefetch_thread: PrefetchThread) -> None:
         fetched = time.perf_counter()
         state = loader_state(loader)
         prefetch_thread.set_activity("the copy or the transform")
-        get_batch, nbytes = options.device_stage.start(
-            batch, prefetch_thread.consumer_stream
-        )
+        get_batch, nbytes = options.device_stage.start(batch)
         copied = time.perf_counter() - fetched
         meter.add(load_seconds=fetched - start, copy_seconds=copied, nbytes=nbytes)
         prefetch_thread.put(QueueItem(get_batch, state=state))

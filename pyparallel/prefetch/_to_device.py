@@ -1,4 +1,4 @@
-"""Copy batches to the device in the loading thread, for a stream of the consumer."""
+"""Copy batches to the device in the loading thread."""
 
 from __future__ import annotations
 
@@ -76,15 +76,6 @@ class DeviceStage:
             api = torch_device if has_streams(device) else None
         self._api = api
 
-    def consumer_stream(self) -> Any:
-        """Return the current stream of the calling thread, or None without streams.
-
-        The consumer calls this at each batch.
-        """
-        if self._api is None or self.device is None:
-            return None
-        return self._api.current_stream(self.device)
-
     def prepare(self) -> None:
         """Create the copy stream and pinned memory in the consumer's thread.
 
@@ -92,15 +83,15 @@ class DeviceStage:
         another thread forks at the same time, both processes can deadlock.
         """
         if self._api is not None and self.device is not None:
-            self._api.copy_stream(self.device)
-            self._api.pinned(1)
+            with self._api.relaxed(self.device):
+                self._api.copy_stream(self.device)
+                self._api.pinned(1)
 
-    def start(self, batch: Any, consumer_stream: Any) -> tuple[Callable[[], Any], int]:
+    def start(self, batch: Any) -> tuple[Callable[[], Any], int]:
         """Start the copy of one batch; called in the loading thread.
 
         Args:
             batch: a batch of the loader.
-            consumer_stream: the stream whose memory the copy takes.
 
         Returns:
             A function that the consumer calls to get the batch, and the number of
@@ -118,9 +109,7 @@ class DeviceStage:
             ), nbytes
         if not skeleton.tensors:
             return (lambda: batch), 0
-        # The memory belongs to the consumer's stream, which uses it. So the allocator
-        # can reuse it there without an event: see Note [slab lifetime].
-        copy = MixedCopy(skeleton.take_tensors(), device, self._api, consumer_stream)
+        copy = MixedCopy(skeleton.take_tensors(), device, self._api, waits_here=False)
         return (lambda: skeleton.restore(copy.wait())), nbytes
 
     def _on_host(self, batch: Any) -> tuple[Callable[[], Any], int]:
@@ -159,10 +148,9 @@ class DeviceStage:
         on the consumer's stream, because its memory returns to the copy stream.
         """
         copies = api.copy_stream(device)
-        with api.using(copies):
-            batch = skeleton.restore(
-                MixedCopy(skeleton.take_tensors(), device, api).wait()
-            )
+        with api.using(copies), api.relaxed(device):
+            copy = MixedCopy(skeleton.take_tensors(), device, api, copies)
+            batch = skeleton.restore(copy.wait())
             with span("pyparallel.transform"):
                 result = transform(batch)
             event = api.record(copies)

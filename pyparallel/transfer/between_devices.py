@@ -10,7 +10,7 @@ import torch
 
 from ..backend.plain import is_plain
 from ..core.tracing import span
-from .device import torch_return
+from .device import torch_device, torch_return
 from .from_device import MixedHostCopy
 from .to_device import start_copy
 
@@ -71,7 +71,8 @@ class _CopyNode(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
-        return grad.to(ctx.source), None
+        with torch_device.relaxed(grad.device):
+            return grad.to(ctx.source), None
 
 
 class _CopyToDevices(torch.autograd.Function):
@@ -124,15 +125,17 @@ def _copies(
         return [_copies_on(device, tensors) for device in devices]
     packed = [i for i, tensor in enumerate(tensors) if _can_pack(tensor)]
     copies = []
-    sent = comm.broadcast_coalesced([tensors[i] for i in packed], [source, *devices])
-    for device, on_device in zip(devices, sent[1:], strict=True):
-        by_index = dict(zip(packed, on_device, strict=True))
-        copies.append(
-            [
-                by_index[i] if i in by_index else tensor.to(device)
-                for i, tensor in enumerate(tensors)
-            ]
-        )
+    with torch_device.relaxed(source):
+        chosen = [tensors[i] for i in packed]
+        sent = comm.broadcast_coalesced(chosen, [source, *devices])
+        for device, on_device in zip(devices, sent[1:], strict=True):
+            by_index = dict(zip(packed, on_device, strict=True))
+            copies.append(
+                [
+                    by_index[i] if i in by_index else tensor.to(device)
+                    for i, tensor in enumerate(tensors)
+                ]
+            )
     return copies
 
 
@@ -142,7 +145,8 @@ def _copies_on(
     if device.type == "cpu":
         with span("pyparallel.to_host"):
             return MixedHostCopy(list(tensors), torch_return, snapshot=False).wait()
-    return [tensor.to(device) for tensor in tensors]
+    with torch_device.relaxed(tensors[0].device):
+        return [tensor.to(device) for tensor in tensors]
 
 
 def _can_pack(tensor: torch.Tensor) -> bool:

@@ -9,8 +9,9 @@ as the copy is done, and no code waits for that moment here.
 
 Note: [freed device memory]. A reference to each slab is kept. When all other references
 to its storage are gone, the slab is overwritten before its memory goes back to the
-allocator. That happens on the stream that allocated it, after all work that is queued
-on the streams of its consumers. A consumer that still reads it reads `POISON`.
+allocator. That happens on the stream of a consumer, after all work that is queued there
+and on the streams of the other consumers. So no copy waits for it. A consumer that
+still reads it reads `POISON`.
 
 Nothing here waits, and nothing raises on its own: finished copies are checked when the
 next batch is sent or received.
@@ -114,8 +115,8 @@ class Watch:
         leaves: the sources.
         layout: their division into slab and direct copies.
         blocks: memory of the device: the slab, and that of the direct copies.
-        route: the interface of the device, the device, the stream of the copies, and
-            the stream that allocated the memory.
+        route: the interface of the device, the device, and the stream of the copies, to
+            which the memory belongs.
         copied: its copies are done.
 
     Attributes:
@@ -127,22 +128,19 @@ class Watch:
         leaves: Sequence[torch.Tensor],
         layout: TransferLayout,
         blocks: tuple[torch.Tensor, dict[int, torch.Tensor]],
-        route: tuple[Any, torch.device, Any, Any],
+        route: tuple[Any, torch.device, Any],
         copied: CopyEvent,
     ) -> None:
         self.event = copied
-        self._api, device, copies, self._home = route
+        self._api, device, copies = route
+        self._copies = copies
         self._streams: list[Any] = []
         probe: Probe | None = getattr(self._api, "probe", None)
         if probe is None:  # this device has no checksums
             return
         parts = list(_parts(leaves, layout, *blocks))
-        try:
-            sent = [row_sums(part.source, part.row) for part in parts]
-            found = [probe.sums(part.target, part.row, copies) for part in parts]
-        except BaseException:  # the caller gets no copy, so its memory is freed now
-            self._api.wait(self._home, self._api.record(copies))
-            raise
+        sent = [row_sums(part.source, part.row) for part in parts]
+        found = [probe.sums(part.target, part.row, copies) for part in parts]
         self.event = DeviceEvent(self._api, self._api.record(copies))
         formats = [f"{leaf.dtype}, shape {tuple(leaf.shape)}" for leaf in leaves]
         places = [part._replace(source=_NOTHING, target=_NOTHING) for part in parts]
@@ -155,18 +153,19 @@ class Watch:
 
     def add_stream(self, stream: Any) -> None:
         """Record a stream whose work may use the memory from now on."""
-        if stream != self._home and stream not in self._streams:
+        if stream not in self._streams:
             self._streams.append(stream)
 
-    def overwrite(self, block: torch.Tensor, probe: Probe) -> None:
-        """Queue the poison for memory of this copy that has no other reference.
+    def is_captured(self) -> bool:
+        """Return True if a graph is captured on the stream of a consumer."""
+        return any(map(self._api.is_capturing, self._streams))
 
-        Its home stream waits for the copies: by itself if the copy was dropped or
-        received there, or else through the streams of the consumers.
-        """
-        for stream in self._streams:
-            self._api.wait(self._home, self._api.record(stream))
-        probe.fill(block, POISON, self._home)
+    def overwrite(self, block: torch.Tensor, probe: Probe) -> None:
+        """Queue the poison for memory of this copy that has no other reference."""
+        *others, last = self._streams or [self._copies]
+        for stream in others:
+            self._api.wait(last, self._api.record(stream))
+        probe.fill(block, POISON, last)
 
 
 _NOTHING = torch.empty(0, dtype=torch.uint8, device="cpu")
@@ -227,7 +226,8 @@ class _Block:
         self._storage = block.untyped_storage()
 
     def is_dropped(self) -> bool:
-        return _references(self._storage) == _no_other_references()
+        is_last = _references(self._storage) == _no_other_references()
+        return is_last and not self._watch.is_captured()
 
     def overwrite(self) -> None:
         self._watch.overwrite(self._alias, self._probe)

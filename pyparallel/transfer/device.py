@@ -15,7 +15,10 @@ import torch
 
 from .. import backend
 from ..core.torch_private import dense_parts
+from . import _cudart
+from ._cudart import Cudart
 
+_RELAXED = 2  # cudaStreamCaptureModeRelaxed
 _CHECKSUM_CHUNK = 1 << 24  # bytes summed at a time; the sum needs three times as many
 
 
@@ -35,8 +38,11 @@ class DeviceApi(Protocol):
     def pinned(self, nbytes: int) -> torch.Tensor:
         """Return pinned bytes that stay untouched while a copy reads them."""
 
-    def empty(self, nbytes: int, device: torch.device) -> torch.Tensor:
-        """Return device bytes that belong to the current stream."""
+    def allocate(self, sizes: Sequence[int], stream: Any) -> list[torch.Tensor]:
+        """Return blocks of these numbers of bytes that belong to ``stream``.
+
+        Earlier work of ``stream`` may still use them, but no other work.
+        """
 
     def copy_stream(self, device: torch.device) -> Any:
         """Return the one copy stream of ``device``."""
@@ -71,8 +77,17 @@ class DeviceApi(Protocol):
         The stream may be under graph capture. Then the fence passes after the capture.
         """
 
-    def keep(self, tensor: torch.Tensor, stream: Any) -> None:
+    def keep(self, tensors: Sequence[torch.Tensor], stream: Any) -> None:
         """Keep the memory, once freed, from reuse until ``stream`` is done with it."""
+
+    def relaxed(self, device: torch.device) -> AbstractContextManager[Any]:
+        """Let no call of this thread end a graph capture in another thread."""
+
+    def is_idle(self, stream: Any) -> bool:
+        """Return True if copies on ``stream`` cost less than on the copy stream.
+
+        It has no work left, and needs no events of another stream.
+        """
 
     def is_capturing(self, stream: Any) -> bool:
         """Return True if work queued on ``stream`` is captured into a graph."""
@@ -132,12 +147,19 @@ class TorchProbe:
 class TorchDevice:
     """The device interface on torch's allocators and streams, for any accelerator.
 
-    Note: [events and captures]. Each call to CUDA has to avoid three things: it may
-    end a graph capture in another thread, open a context on a device that the process
-    does not use, and leave an error behind for the next kernel of its thread. The
-    backend's `Runtime` avoids them in one place, so events come from there. Torch's
-    own events, which pure Python uses, end a capture in another thread if they are
-    queried meanwhile. Such a capture needs ``capture_error_mode="thread_local"``.
+    Note: [calls and captures]. Each call to CUDA has to avoid three things: it may end
+    a graph capture in another thread, open a context on a device that the process does
+    not use, and leave an error behind for the next kernel of its thread. The backend's
+    `Runtime` avoids them in one place, so events and memory come from there. Torch's
+    own calls, also those of its allocators, are safe inside `relaxed` alone: all
+    functions that move batches use it. Pure Python changes the mode of the thread by
+    ctypes. If torch's CUDA runtime is not found there, a capture beside loading threads
+    needs ``capture_error_mode="thread_local"``.
+
+    Note: [own streams]. Streams of torch's pool have several owners: after 32 streams
+    it returns the first one again. On such a stream a copy would wait for the work of
+    the other owner, and a capture there would refuse all copies. So CUDA creates the
+    copy streams.
 
     Args:
         engines: the device types that the backend's ``send`` supports.
@@ -158,16 +180,29 @@ class TorchDevice:
         """Return a block of torch's caching host allocator: it records its copies."""
         return torch.empty(nbytes, dtype=torch.uint8, device="cpu", pin_memory=True)
 
-    def empty(self, nbytes: int, device: torch.device) -> torch.Tensor:
-        """Return a block of torch's caching device allocator."""
-        return torch.empty(nbytes, dtype=torch.uint8, device=device)
+    def allocate(self, sizes: Sequence[int], stream: Any) -> list[torch.Tensor]:
+        """Return blocks of torch's caching device allocator."""
+        runtime = self._runtime(stream.device)
+        if runtime is not None:
+            return runtime.allocate(sizes, stream)
+        with self.using(stream):
+            like = {"dtype": torch.uint8, "device": stream.device}
+            return [torch.empty(nbytes, **like) for nbytes in sizes]
 
     def copy_stream(self, device: torch.device) -> Any:
         """Return the copy stream of ``device``, created once for the process."""
         with self._lock:
             if device not in self._streams:
-                self._streams.setdefault(device, self.new_stream(device))
+                self._streams.setdefault(device, self._own_stream(device))
             return self._streams[device]
+
+    def _own_stream(self, device: torch.device) -> Any:
+        """Return a stream that no other code has, if possible."""
+        calls = self._calls(device)
+        if calls is None:
+            return self.new_stream(device)
+        self.current_stream(device)  # initialises CUDA
+        return torch.cuda.ExternalStream(calls.create_stream(device.index), device)
 
     def new_stream(self, device: torch.device) -> Any:
         """Return a stream from torch's pool; torch reuses its streams after 32."""
@@ -223,12 +258,40 @@ class TorchDevice:
             return runtime.fence()
         return TorchFence(self.current_stream(device), self)
 
-    def keep(self, tensor: torch.Tensor, stream: Any) -> None:
-        """Record the use by ``stream`` in torch's caching allocator."""
-        tensor.record_stream(stream)
+    def keep(self, tensors: Sequence[torch.Tensor], stream: Any) -> None:
+        """Record the use in the backend, which limits the memory in use, or in torch.
+
+        Torch's caching allocator reuses the memory only after the host has seen that
+        the device is done.
+        """
+        runtime = self._runtime(stream.device)
+        others = tensors if runtime is None else runtime.keep(tensors, stream)
+        for tensor in others:
+            tensor.record_stream(stream)
+
+    @contextmanager
+    def relaxed(self, device: torch.device) -> Iterator[None]:
+        """Exchange the capture mode of this thread; see Note: [calls and captures]."""
+        calls = self._calls(device)
+        if calls is None:
+            yield
+            return
+        before = calls.exchange_capture_mode(_RELAXED, device.index)
+        try:
+            yield
+        finally:
+            calls.exchange_capture_mode(before, device.index)
+
+    def is_idle(self, stream: Any) -> bool:
+        """Ask the backend; torch's events cost more than they save."""
+        runtime = self._runtime(stream.device)
+        return runtime is not None and runtime.is_idle(stream)
 
     def is_capturing(self, stream: Any) -> bool:
-        """Ask torch, which reports captures of the current stream only."""
+        """Ask the backend, or torch, which knows the current stream only."""
+        runtime = self._runtime(stream.device)
+        if runtime is not None:
+            return runtime.is_capturing(stream)
         with self.using(stream):
             return _is_capturing_here(stream.device)
 
@@ -239,6 +302,12 @@ class TorchDevice:
     def _runtime(self, device: torch.device) -> backend.Runtime | None:
         has_one = device.type in self._engines
         return backend.Runtime(device.type) if has_one else None
+
+    def _calls(self, device: torch.device) -> backend.Runtime | Cudart | None:
+        """Return the backend's runtime, or that of pure Python for CUDA."""
+        if device.type != "cuda":
+            return None
+        return self._runtime(device) or _cudart.load()
 
 
 class TorchReturn(TorchDevice):
@@ -307,9 +376,8 @@ def keep_parts(
 
     Torch records no sparse tensor, so its indices and values are kept.
     """
-    for part in dense_parts(tensor):
-        if api.holds(device, part):
-            api.keep(part, stream)
+    parts = [part for part in dense_parts(tensor) if api.holds(device, part)]
+    api.keep(parts, stream)
     return tensor
 
 

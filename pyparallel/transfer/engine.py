@@ -27,7 +27,6 @@ _BACKGROUND_SECONDS = 0.05
 
 _IsDone = Callable[[], bool]
 _Copies = Sequence[tuple[torch.Tensor, torch.Tensor]]  # targets and sources
-_Streams = tuple[Any, Any]  # the copy stream; the stream that allocated the targets
 
 
 class KeepAlive:
@@ -169,7 +168,7 @@ class DeviceEvent(NamedTuple):
 
     def wait(self, stream: Any) -> None:
         """Queue a wait."""
-        _check_not_capturing("waiting", stream, self.api)
+        check_not_capturing("waiting", stream, self.api)
         self.api.wait(stream, self.event)
 
     def is_done(self) -> bool:
@@ -181,9 +180,8 @@ def start(
     layout: TransferLayout,
     slab: torch.Tensor,
     direct: _Copies,
-    streams: _Streams,
+    stream: Any,
     api: DeviceApi,
-    waits_immediately: bool = False,
 ) -> CopyEvent:
     """Queue the copies of one batch, and keep in-place sources alive until they end.
 
@@ -192,65 +190,11 @@ def start(
         slab: memory of the device.
         direct: targets on the device, and the pinned tensors that are copied there
             in place.
-        streams: the copy stream, and the stream on which the targets were allocated
-            just now.
+        stream: of the copies; all targets belong to it.
         api: the interface of the device.
-        waits_immediately: the second stream waits for the copies as soon as they are
-            queued. They may then be queued on that stream.
-
-    Raises:
-        RuntimeError: one of the streams is under graph capture; nothing was queued.
     """
-    if api.has_engine(slab.device):
-        return _start_native(layout, slab, direct, streams, waits_immediately)
-    return _start_with_torch(layout, slab, direct, streams, api)
-
-
-def _start_native(
-    layout: TransferLayout,
-    slab: torch.Tensor,
-    direct: _Copies,
-    streams: _Streams,
-    waits_immediately: bool,
-) -> CopyEvent:
-    targets = [target for target, _ in direct]
-    sources = [source for _, source in direct]
-    plan = layout.plan if layout.packed else None
-    ticket = keep_alive.hold(sources) if sources else None
-    is_done = _always_done  # unless a copy is queued
-    try:
-        sent = backend.send(
-            slab,
-            layout.packed,
-            plan,
-            targets,
-            sources,
-            *streams,
-            waits_immediately=waits_immediately,
-        )
-        is_done = sent.is_done
-    finally:
-        if ticket is not None:
-            keep_alive.release_when(ticket, is_done)
-    try:
-        sent.check()
-    except BaseException:
-        sent.wait(streams[1])  # the memory of the targets is freed to this stream
-        raise
-    return sent
-
-
-def _start_with_torch(
-    layout: TransferLayout,
-    slab: torch.Tensor,
-    direct: _Copies,
-    streams: _Streams,
-    api: DeviceApi,
-) -> CopyEvent:
-    stream, home = streams
-    for name, each in (("home", home), ("copy", stream)):
-        _check_not_capturing(name, each, api)
-    allocated = api.record(home)
+    if api.has_engine(stream.device):
+        return _start_native(layout, slab, direct, stream)
     # Everything that can fail on the host comes before the first copy is queued.
     copies = list(direct)
     if layout.packed and layout.plan.nbytes:
@@ -258,29 +202,43 @@ def _start_with_torch(
         with span("pyparallel.pack"):
             backend.pack(host, layout.packed, layout.plan)
         copies.append((slab, host))
-    api.wait(stream, allocated)
-    return queue(copies, [source for _, source in direct], streams, api)
+    return queue(copies, [source for _, source in direct], stream, api)
+
+
+def _start_native(
+    layout: TransferLayout, slab: torch.Tensor, direct: _Copies, stream: Any
+) -> CopyEvent:
+    targets = [target for target, _ in direct]
+    sources = [source for _, source in direct]
+    plan = layout.plan if layout.packed else None
+    ticket = keep_alive.hold(sources) if sources else None
+    is_done = _always_done  # unless a copy is queued
+    try:
+        sent = backend.send(slab, layout.packed, plan, targets, sources, stream)
+        is_done = sent.is_done
+    finally:
+        if ticket is not None:
+            keep_alive.release_when(ticket, is_done)
+    sent.check()
+    return sent
 
 
 def queue(
-    copies: _Copies, in_place: Sequence[torch.Tensor], streams: _Streams, api: DeviceApi
+    copies: _Copies, in_place: Sequence[torch.Tensor], stream: Any, api: DeviceApi
 ) -> DeviceEvent:
     """Queue copies, keep memory alive until they end, and return the event after them.
 
     Args:
         copies: targets and sources.
-        in_place: tensors that the copies read or write and torch does not track.
-        streams: the copy stream, and the stream that allocated the device memory.
+        in_place: tensors that the copies read or write, and that neither torch nor the
+            order of the stream protects.
+        stream: of the copies.
         api: the interface of the device.
     """
-    stream, home = streams
     ticket = keep_alive.hold(in_place) if in_place else None
     try:
         for target, source in copies:
             api.copy(target, source, stream)
-    except BaseException:
-        api.wait(home, api.record(stream))  # it frees their memory
-        raise
     finally:  # also for the copies that were queued before an error
         event = DeviceEvent(api, api.record(stream))
         if ticket is not None:
@@ -288,7 +246,12 @@ def queue(
     return event
 
 
-def _check_not_capturing(name: str, stream: Any, api: DeviceApi) -> None:
+def check_not_capturing(name: str, stream: Any, api: DeviceApi) -> None:
+    """Raise if a graph is captured on a stream that a copy needs.
+
+    Raises:
+        RuntimeError: with the name of the stream.
+    """
     if api.is_capturing(stream):
         raise RuntimeError(
             f"send: the {name} stream must not be under graph capture, but is. Copy "

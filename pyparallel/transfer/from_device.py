@@ -54,7 +54,12 @@ class PackedHostCopy:
                 "capture, but it is. Call to_host after the capture, or after a replay."
             )
         engine.keep_alive.release_done()
-        self._api = api
+        self._api, self._device = api, device
+        with api.relaxed(device):
+            self._start(leaves, home, snapshot)
+
+    def _start(self, leaves: Sequence[torch.Tensor], home: Any, snapshot: bool) -> None:
+        api, device = self._api, self._device
         direct = [] if snapshot else _large(leaves)
         packed, ordered = leaves, leaves
         self._order: list[int] | None = None
@@ -70,7 +75,7 @@ class PackedHostCopy:
         if self._plan.nbytes == 0:
             return
         self._host, is_pinned = host_slabs.take(self._plan.nbytes, api.pinned)
-        slab = _packed(packed, device, api)
+        slab = _packed(packed, home, api)
         copies = [(self._host[: slab.numel()], slab)] if slab.numel() else []
         offsets = self._plan.offsets[len(packed) :] if direct else ()
         for i, begin in zip(direct, offsets, strict=True):
@@ -80,7 +85,7 @@ class PackedHostCopy:
             stream = api.copy_stream(device)
             api.wait(stream, api.record(home))
         held = [slab] if is_pinned else [slab, self._host]
-        self._event = engine.queue(copies, held, (stream, home), api).event
+        self._event = engine.queue(copies, held, stream, api).event
 
     def _place(
         self, leaf: torch.Tensor, begin: int
@@ -97,7 +102,8 @@ class PackedHostCopy:
     def wait(self) -> list[torch.Tensor]:
         """Return the tensors; the host waits for the copy."""
         if self._event is not None:
-            self._api.wait_on_host(self._event)
+            with self._api.relaxed(self._device):
+                self._api.wait_on_host(self._event)
             engine.keep_alive.release_done()
         views = backend.views(self._host, self._plan)
         if self._order is None:
@@ -106,12 +112,10 @@ class PackedHostCopy:
         return [by_index[i] for i in range(len(by_index))]
 
 
-def _packed(
-    leaves: Sequence[torch.Tensor], device: torch.device, api: ReturnApi
-) -> torch.Tensor:
-    """Return the leaves in one slab on their device."""
+def _packed(leaves: Sequence[torch.Tensor], home: Any, api: ReturnApi) -> torch.Tensor:
+    """Return the leaves in one slab on their device, packed on its current stream."""
     plan = backend.plan_slab(leaves)
-    slab = api.empty(plan.nbytes, device)
+    (slab,) = api.allocate([plan.nbytes], home)
     if plan.nbytes:
         with span("pyparallel.pack"):
             api.pack(slab, leaves, plan)
@@ -158,7 +162,10 @@ class MixedHostCopy:
             for device, indices in groups.items()
         ]
         # These copies may block the host, so the packed ones are queued before them.
-        self._others = {i: tensors[i].detach().cpu() for i in others}
+        self._others = {}
+        for i in others:
+            with api.relaxed(tensors[i].device):
+                self._others[i] = tensors[i].detach().cpu()
 
     def is_done(self) -> bool:
         """Return True if `wait` returns at once."""

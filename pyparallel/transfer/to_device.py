@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext, suppress
 from typing import Any
 
 import torch
@@ -17,8 +15,10 @@ from ..core.tracing import span
 from . import debug, engine
 from .device import DeviceApi, torch_device
 from .engine import keep_alive
-from .layout import plan_transfer
+from .layout import TransferLayout, plan_transfer
 
+#: From this number on, the engine queues copies by one call.
+_FEW_COPIES = 8
 #: The fewest batches and bytes in pageable memory before a warning.
 _PAGEABLE_BATCHES, _PAGEABLE_NBYTES = 50, 1_000_000_000
 
@@ -35,26 +35,39 @@ _pageable = _PageableCount()
 class DeviceCopy:
     """One copy of plain CPU tensors to a device.
 
-    Note: [slab lifetime]. Device memory is allocated on one stream, the copy's home. An
-    event is recorded there *after* the allocation, and the copy stream waits for it
-    before it writes: earlier users of this memory, in any thread, had queued their work
-    by then. `wait` makes the stream that is current *then* wait for the copy. Memory is
-    freed to its home. If the consumer uses another stream, the allocator records that
-    stream too. If `wait` is never called, home waits for the copy. A wait would end a
-    graph capture of home, so then the memory is held until the copy is done. The host
-    slab into which leaves are packed belongs to the engine (Note [staging lifetime] in
-    ``csrc``), or to torch, whose allocator recorded the copy. Neither reuses it before
-    the copy is done. Leaves that are not packed may have any owner, and live until the
-    copy has read them: see Note [in-place sources] in ``engine.py``. A copy may be
-    queued on home itself (Note [copies on the home stream] in ``csrc``): then there are
-    no waits.
+    Note: [slab lifetime]. Device memory is allocated on the stream of the copy, which
+    is also the stream that it is freed to. So the copy waits for no other stream: only
+    earlier copies have used this memory, or work that is already done. `wait` makes the
+    stream that is current *then* wait for the copy, and registers this stream as a user
+    of the memory. Freed memory is not reused before its users have done the work that
+    they had at that time: Note: [device memory] in ``csrc/transfer/loans.h`` has the
+    order and the limit. A copy that is never waited for has no user, and later copies
+    of its stream follow it. The host slab into which leaves are packed belongs to the
+    engine (Note [staging lifetime] in ``csrc``), or to torch, whose allocator recorded
+    the copy. Neither reuses it before the copy is done. Leaves that are not packed may
+    have any owner, and live until the copy has read them: see Note [in-place sources]
+    in ``engine.py``.
+
+    Note: [copies on the home stream]. The home stream is the one that is current here.
+    A copy stream costs an event and a wait, about 5 us on the device. That pays if home
+    computes meanwhile. Copies go on home itself if all of these hold:
+
+    - Home is idle, and waits for the copies at once. So no work could run there beside
+      the copies.
+    - No leaf is packed. Blocks are reused sooner if few streams read them.
+    - There are fewer than 8 copies. Home is mostly the legacy default stream, and that
+      stream accepts no batch of copies.
+
+    Home then allocates the memory, uses it and takes it back, so its order replaces the
+    events. Another thread may queue work on home after the check. The copies then run
+    behind that work, and the order is still correct.
 
     Args:
         leaves: plain CPU tensors.
         device: the target.
         api: the interface of the device.
-        home: the stream that allocates device memory; None: the current stream.
         stream: the stream of the copy; None: the copy stream of the device.
+        waits_here: the stream that is current here waits for the copy at once.
     """
 
     def __init__(
@@ -62,8 +75,8 @@ class DeviceCopy:
         leaves: Sequence[torch.Tensor],
         device: torch.device,
         api: DeviceApi,
-        home: Any = None,
         stream: Any = None,
+        waits_here: bool = True,
     ) -> None:
         if debug.enabled:
             debug.check()
@@ -72,35 +85,39 @@ class DeviceCopy:
         self._plan, self._order = layout.plan, layout.order
         if layout.pageable_nbytes:
             warn_about_pageable_memory(layout.pageable_nbytes, device)
-        with nullcontext() if home is None else api.using(home):
-            self._slab = api.empty(layout.plan.nbytes, device)
-            self._direct = {
-                i: api.empty(leaves[i].nbytes, device) for i in layout.direct
-            }
-            self._home = api.current_stream(device)
+        self._stream = stream = self._choose_stream(layout, stream, waits_here)
+        sizes = [layout.plan.nbytes, *(leaves[i].nbytes for i in layout.direct)]
+        self._slab, *large = self._blocks = api.allocate(sizes, stream)
+        self._direct = dict(zip(layout.direct, large, strict=True))
         self._formats = {i: (leaves[i].dtype, leaves[i].shape) for i in layout.direct}
         direct = [(self._direct[i], _bytes(leaves[i])) for i in layout.direct]
         if layout.span is not None:
             direct.append((self._slab[: layout.span.numel()], layout.span))
-        copies = api.copy_stream(device) if stream is None else stream
-        streams = (copies, self._home)
-        # The checksums of debug mode are queued on the copy stream.
-        immediately = home is None and stream is None and not debug.enabled
-        self._event = engine.start(
-            layout, self._slab, direct, streams, api, immediately
-        )
+        self._event = engine.start(layout, self._slab, direct, stream, api)
         self._watch: debug.Watch | None = None
         if debug.enabled:
-            route = (api, device, copies, self._home)
             memory = (self._slab, self._direct)
+            route = (api, device, stream)
             self._watch = debug.Watch(leaves, layout, memory, route, self._event)
             self._event = self._watch.event
-        blocks = (self._slab, *self._direct.values())
-        self._finalizer = weakref.finalize(
-            self, _free_after_copy, self._event, self._home, api, blocks
-        )
-        self._finalizer.atexit = False
         keep_alive.release_done()
+
+    def _choose_stream(
+        self, layout: TransferLayout, stream: Any, waits_here: bool
+    ) -> Any:
+        """Return the stream of the copy, on which nothing is captured."""
+        api, device = self._api, self._device
+        home = api.current_stream(device) if waits_here else None
+        if home is not None:
+            engine.check_not_capturing("home", home, api)
+        if stream is None:
+            # The checksums of debug mode are queued on the copy stream.
+            goes_home = home is not None and not debug.enabled and _is_small(layout)
+            if goes_home and api.is_idle(home):
+                return home
+            stream = api.copy_stream(device)
+        engine.check_not_capturing("copy", stream, api)
+        return stream
 
     def wait(self) -> list[torch.Tensor]:
         """Return the tensors; the current stream waits for the copy, the host does not.
@@ -113,10 +130,8 @@ class DeviceCopy:
             debug.check()
             self._watch.add_stream(stream)
         self._event.wait(stream)
-        self._finalizer.detach()
-        if stream != self._home:
-            for block in (self._slab, *self._direct.values()):
-                api.keep(block, stream)
+        if stream != self._stream:
+            api.keep(self._blocks, stream)
         keep_alive.release_done()
         tensors = backend.views(self._slab, self._plan)
         if self._order is not None:
@@ -131,8 +146,8 @@ def send(
     leaves: Sequence[torch.Tensor],
     device: torch.device,
     api: DeviceApi = torch_device,
-    home: Any = None,
     stream: Any = None,
+    waits_here: bool = True,
 ) -> DeviceCopy:
     """Start one packed copy of dense CPU tensors to ``device``.
 
@@ -144,12 +159,11 @@ def send(
     Raises:
         RuntimeError: a stream is under graph capture. Nothing was queued.
 
-    Stream: device memory is allocated on ``home``, by default the current stream. The
-    copy is queued on ``stream``, by default the one copy stream of the device. The
-    rest: see `DeviceCopy`.
+    Stream: the copy is queued on ``stream``, by default the one copy stream of the
+    device, and does not wait for the current stream. The rest: see `DeviceCopy`.
     """
-    with span("pyparallel.send"):
-        return DeviceCopy(leaves, device, api, home, stream)
+    with span("pyparallel.send"), api.relaxed(device):
+        return DeviceCopy(leaves, device, api, stream, waits_here)
 
 
 def start_copy(
@@ -201,8 +215,8 @@ class MixedCopy:
         tensors: list[torch.Tensor],
         device: torch.device,
         api: DeviceApi = torch_device,
-        home: Any = None,
         stream: Any = None,
+        waits_here: bool = True,
     ) -> None:
         self._device, self._api = device, api
         # Packed tensors are not kept: their memory is free for the next batch.
@@ -211,13 +225,16 @@ class MixedCopy:
         if self._others:
             others = self._others
             packed = [each for i, each in enumerate(tensors) if i not in others]
-        self._packed = send(packed, device, api, home, stream) if packed else None
+        self._packed = send(packed, device, api, stream, waits_here) if packed else None
 
     def wait(self) -> list[torch.Tensor]:
         """Return the tensors on the device; the host does not wait for the copy."""
         tensors = self._packed.wait() if self._packed else []
-        for i, tensor in self._others.items():  # ascending, so i is right
-            tensors.insert(i, tensor.to(self._device, non_blocking=True))
+        if not self._others:
+            return tensors
+        with self._api.relaxed(self._device):
+            for i, tensor in self._others.items():  # ascending, so i is right
+                tensors.insert(i, tensor.to(self._device, non_blocking=True))
         in_place = [each for each in self._others.values() if self._is_in_place(each)]
         if in_place:
             hold_while_read(in_place, self._device, self._api)
@@ -268,19 +285,11 @@ def drain(seconds: float) -> bool:
     return is_drained
 
 
-def _free_after_copy(
-    event: engine.CopyEvent,
-    home: Any,
-    api: DeviceApi,
-    blocks: Sequence[torch.Tensor],
-) -> None:
-    """Delay the reuse of the memory of a copy that was never waited for."""
-    # A failed device raises an error at the next call of the program.
-    with suppress(RuntimeError):
-        if not api.is_capturing(home):
-            event.wait(home)
-            return
-    keep_alive.release_when(keep_alive.hold(blocks), event.is_done)
+def _is_small(layout: TransferLayout) -> bool:
+    """Return True if a few pinned tensors are copied, and no leaf is packed."""
+    if layout.span is not None:
+        return True
+    return layout.plan.nbytes == 0 and len(layout.direct) < _FEW_COPIES
 
 
 def _bytes(leaf: torch.Tensor) -> torch.Tensor:

@@ -7,7 +7,7 @@ import pytest
 import torch
 from backends import both, check, last, native, needs_native
 from collate_errors import freed
-from host_device import COPIES, MAIN, SIDE, HostStream
+from host_device import COPIES, SIDE, HostStream
 
 pytestmark = [
     pytest.mark.cuda_torch,
@@ -486,12 +486,8 @@ FAR = HostStream(0, 0, device_type=1)
 SENDS = [
     ({"stream": 3}, TypeError,
      "send: stream must be a torch.Stream, but is of type int."),
-    ({"home": None}, TypeError,
-     "send: home must be a torch.Stream, but is of type NoneType."),
     ({"stream": HostStream(0, device_type=14)}, NotImplementedError,
      "send: stream must be of a device type in transfers(), but is of 'meta'."),
-    ({"home": FAR}, ValueError,
-     "send: home must be on cpu, the device of stream, but is on cuda:0."),
     ({"chunk_nbytes": 0}, ValueError,
      "send: chunk_nbytes must be between 1 and 4194304, but is 0."),
     ({"leaves": [3]}, TypeError,
@@ -529,7 +525,6 @@ def test_bad_arguments_are_named_and_nothing_is_written(changes, error, message)
         "targets": [],
         "sources": [],
         "stream": COPIES,
-        "home": MAIN,
     }
     native.send(**good)
     good["slab"].zero_()
@@ -539,9 +534,8 @@ def test_bad_arguments_are_named_and_nothing_is_written(changes, error, message)
 
 @needs_native
 def test_a_sent_batch_refuses_a_stream_of_another_device_type():
-    sent = native.send(
-        SLAB.clone(), [LEAF], native.plan_slab([LEAF]), [], [], COPIES, MAIN
-    )
+    plan = native.plan_slab([LEAF])
+    sent = native.send(SLAB.clone(), [LEAF], plan, [], [], COPIES)
     assert sent.is_done() and sent.check() is None and sent.wait(SIDE) is None
     check(
         sent.wait,

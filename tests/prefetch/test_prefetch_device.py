@@ -59,8 +59,8 @@ def test_every_batch_arrives_whole_before_it_is_read(
     fake = FakeDevice(*delays)
     assert wrong_batches(fake) == 0
     assert fake.num_copies == NUM_BATCHES  # one for each batch
-    # Its memory comes from the consumer's stream alone, and is used again.
-    assert set(fake.pools) == {fake.main} and fake.pools[fake.main].num_reused > 20
+    # Its memory comes from the copy stream alone, and is used again.
+    assert set(fake.pools) == {fake.copies} and fake.pools[fake.copies].num_reused > 20
 
 
 def add_one(fake: FakeDevice) -> Any:
@@ -128,30 +128,17 @@ def test_the_parts_of_a_sparse_result_are_kept(make: Any, num_parts: int) -> Non
     kept: list[tuple[int, Any]] = []
 
     class Recording(FakeDevice):
-        def keep(self, tensor: torch.Tensor, stream: Any) -> None:
-            kept.append((tensor.data_ptr(), stream))
+        def keep(self, tensors: list[torch.Tensor], stream: Any) -> None:
+            kept.extend((tensor.data_ptr(), stream) for tensor in tensors)
 
     with Recording() as fake:
         values = ([0, 2], [0, 2], [1.0, 2.0])
         parts = [fake.put(torch.tensor(value)) for value in values]
         stage = DeviceStage(DEVICE, lambda batch: {"sparse": make(*parts)}, fake)
-        get_batch, _ = stage.start({"a": torch.ones(1)}, fake.main)
+        get_batch, _ = stage.start({"a": torch.ones(1)})
         assert get_batch()["sparse"].layout is not torch.strided
     expected = [(part.data_ptr(), fake.main) for part in parts[-num_parts:]]
     assert kept == expected
-
-
-def test_memory_is_taken_from_the_stream_of_the_latest_next() -> None:
-    fake = FakeDevice()
-    with prefetching(fake, lambda: numbers(8), queue_size=1) as pre:
-        with fake.using(fake.side):
-            it = iter(pre)
-            batches = [next(it), next(it)]
-            until(lambda: len(it._thread.items) == 1)
-        assert set(fake.pools) == {fake.side}
-        batches += it
-        assert set(fake.pools) == {fake.side, fake.main}
-        del batches
 
 
 def test_all_tensors_are_one_copy_and_other_values_are_unchanged() -> None:
@@ -178,7 +165,7 @@ def test_all_tensors_are_one_copy_and_other_values_are_unchanged() -> None:
 def test_tensors_on_the_device_are_returned_unchanged() -> None:
     batch = [torch.ones(2, device="meta"), {"a": torch.ones(3, device="meta")}]
     with FakeDevice() as fake:
-        land, nbytes = DeviceStage(torch.device("meta"), None, fake).start(batch, None)
+        land, nbytes = DeviceStage(torch.device("meta"), None, fake).start(batch)
         assert land() is batch and nbytes == fake.num_copies == 0
 
 
@@ -186,9 +173,9 @@ def test_without_streams_empty_tensors_are_moved_too() -> None:
     stage = DeviceStage(None, None)
     stage.device = torch.device("meta")  # in place of one without streams
     batch = {"boxes": torch.empty(0, 4)}
-    get_batch, nbytes = stage.start(batch, None)
+    get_batch, nbytes = stage.start(batch)
     assert get_batch()["boxes"].device.type == "meta" and nbytes == 0
-    get_batch, nbytes = stage.start(moved := get_batch(), None)
+    get_batch, nbytes = stage.start(moved := get_batch())
     assert get_batch() is moved and nbytes == 0
 
 
@@ -213,10 +200,10 @@ def test_streams_and_pinned_memory_are_first_used_by_the_consumer() -> None:
 
 def test_an_error_of_the_device_arrives_in_its_place() -> None:
     class Full(FakeDevice):
-        def empty(self, nbytes: int, device: torch.device) -> torch.Tensor:
+        def allocate(self, sizes: list[int], stream: Any) -> list[torch.Tensor]:
             if self.num_copies == 3:
                 raise torch.OutOfMemoryError("CUDA out of memory")
-            return super().empty(nbytes, device)
+            return super().allocate(sizes, stream)
 
     with prefetching(Full(), lambda: numbers()) as pre:
         it = iter(pre)
@@ -234,7 +221,7 @@ def test_the_stream_that_is_current_at_next_waits_and_no_other() -> None:
     late = threading.Event()
     fake.copies.queue(late.wait, 30)
     with prefetching(fake, lambda: numbers(3)) as pre:
-        it = iter(pre)  # home is main
+        it = iter(pre)
         for _ in range(3):
             with fake.using(fake.side):
                 batch = next(it)

@@ -394,7 +394,7 @@ def test_a_batch_whose_wait_fails_ends_the_iterator() -> None:
     with passes(range(20)) as pre:
         it = iter(pre)
 
-        def fail(batch: Any, home: Any) -> Any:
+        def fail(batch: Any) -> Any:
             return Raise(MemoryError, "on the device"), 0
 
         it._thread.options.device_stage.start = fail

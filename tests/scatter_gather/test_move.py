@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -63,7 +63,7 @@ def test_a_stream_is_used_for_the_target_that_it_is_of(
 ) -> None:
     streams, send = [], to_device.send
     monkeypatch.setattr(
-        to_device, "send", lambda *args: (streams.append(args[-1]), send(*args))[1]
+        to_device, "send", lambda *args: (streams.append(args[3]), send(*args))[1]
     )
     ours, theirs = (SimpleNamespace(device=torch.device(n)) for n in ("meta", "cuda:1"))
     plain, odd = torch.ones(2), torch.ones(2, dtype=torch.complex64).conj()
@@ -117,6 +117,7 @@ def test_sources_that_torch_reads_in_place_are_kept_alive() -> None:
     done: list[bool] = []
     api: Any = SimpleNamespace(
         is_pinned=lambda tensor: True,
+        relaxed=lambda device: nullcontext(),
         fence=lambda device: SimpleNamespace(is_done=lambda: bool(done)),
     )
     odd = torch.ones(2, requires_grad=True)

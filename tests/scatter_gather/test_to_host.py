@@ -262,14 +262,14 @@ def test_nothing_is_queued_while_a_graph_is_recorded(snapshot):
 def test_a_failure_on_the_second_device_leaks_nothing():
     with FakeDevice(num_devices=2) as fake:
         batch = [fake.put(torch.ones(3)), fake.put(torch.ones(3), OTHER)]
-        empty = fake.empty
+        allocate = fake.allocate
 
-        def fail(nbytes: int, device: torch.device) -> torch.Tensor:
-            if device == OTHER:
+        def fail(sizes: list[int], stream: Any) -> list[torch.Tensor]:
+            if stream.device == OTHER:
                 raise torch.OutOfMemoryError("full")
-            return empty(nbytes, device)
+            return allocate(sizes, stream)
 
-        fake.empty = fail
+        fake.allocate = fail
         with pytest.raises(torch.OutOfMemoryError, match=r"^full$"):
             start(batch, fake)
         assert fake.num_copies == 1 and fake.record(fake.copies).wait(30)

@@ -173,9 +173,15 @@ class FakeDevice:
     def pinned(self, nbytes: int) -> torch.Tensor:
         return self.host.take(nbytes)
 
-    def empty(self, nbytes: int, device: torch.device) -> torch.Tensor:
-        assert device in self.devices
-        return self.pools[self.current_stream(device)].take(nbytes)
+    def allocate(self, sizes: list[int], stream: Stream) -> list[torch.Tensor]:
+        assert stream.device in self.devices
+        return [self.pools[stream].take(nbytes) for nbytes in sizes]
+
+    def relaxed(self, device: torch.device) -> contextlib.AbstractContextManager:
+        return contextlib.nullcontext()
+
+    def is_idle(self, stream: Stream) -> bool:
+        return False
 
     def copy_stream(self, device: torch.device) -> Stream:
         return self.copy_streams[device]
@@ -237,8 +243,7 @@ class FakeDevice:
         return record(stream)
 
     def wait(self, stream: Stream, event: threading.Event) -> None:
-        copies = stream in self.copy_streams.values()
-        self.calls.append(("start" if copies else "wait", stream.device))
+        self.calls.append(("wait", stream.device))
         stream.queue(event.wait, 30)
 
     def wait_on_host(self, event: threading.Event) -> None:
@@ -256,12 +261,18 @@ class FakeDevice:
     def fence(self, device: torch.device) -> TorchFence:
         return TorchFence(self.current_stream(device), self)
 
-    def keep(self, tensor: torch.Tensor, stream: Stream) -> None:
-        address = tensor.untyped_storage().data_ptr()  # as in torch: the whole block
-        home = next(pool for pool in list(self.pools.values()) if pool.owns(address))
-        home.use(address, stream)
+    def keep(self, tensors: list[torch.Tensor], stream: Stream) -> None:
+        for tensor in tensors:
+            # As in torch: the whole block.
+            address = tensor.untyped_storage().data_ptr()
+            pools = list(self.pools.values())
+            next(pool for pool in pools if pool.owns(address)).use(address, stream)
 
     # The work of a model.
+
+    def empty(self, nbytes: int, device: torch.device) -> torch.Tensor:
+        """Return memory of the current stream."""
+        return self.allocate([nbytes], self.current_stream(device))[0]
 
     def put(self, tensor: torch.Tensor, device: torch.device = DEVICE) -> torch.Tensor:
         """Return a tensor of the same strides on a device, written by a kernel."""

@@ -31,6 +31,7 @@ class HostDevice:
     def __init__(self) -> None:
         self.current = MAIN
         self.kept: list[HostStream] = []
+        self.idle: set[HostStream] = set()
         self.locked: set[int] = set()
 
     def lock(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -49,8 +50,14 @@ class HostDevice:
     def is_pinned(self, tensor: torch.Tensor) -> bool:
         return tensor.untyped_storage().data_ptr() in self.locked
 
-    def empty(self, nbytes: int, device: torch.device) -> torch.Tensor:
-        return torch.full((nbytes,), 0xCC, dtype=torch.uint8)
+    def relaxed(self, device: torch.device) -> contextlib.AbstractContextManager:
+        return contextlib.nullcontext()
+
+    def is_idle(self, stream: HostStream) -> bool:
+        return stream in self.idle
+
+    def allocate(self, sizes: list[int], stream: HostStream) -> list[torch.Tensor]:
+        return [torch.full((nbytes,), 0xCC, dtype=torch.uint8) for nbytes in sizes]
 
     def copy_stream(self, device: torch.device) -> HostStream:
         return COPIES
@@ -58,8 +65,8 @@ class HostDevice:
     def current_stream(self, device: torch.device) -> HostStream:
         return self.current
 
-    def keep(self, tensor: torch.Tensor, stream: HostStream) -> None:
-        self.kept.append(stream)
+    def keep(self, tensors: list[torch.Tensor], stream: HostStream) -> None:
+        self.kept += [stream] * len(tensors)
 
     def has_engine(self, device: torch.device) -> bool:
         return True

@@ -20,10 +20,11 @@ from loader_sets import wait_for
 from repository import ROOT
 from ring_workers import Worker
 
-from pyparallel import backend, scatter, start_to_host
+from pyparallel import PreDataLoader, backend, scatter, start_to_host, to_host
 from pyparallel.shm import pinning
 from pyparallel.shm.ring import FREE, PARENT, Ring
 from pyparallel.transfer import to_device
+from pyparallel.transfer.device import torch_return
 from pyparallel.transfer.to_device import MixedCopy
 
 pytestmark = [
@@ -173,7 +174,7 @@ def test_a_copy_dropped_during_capture_keeps_the_graph_intact(nbytes: int) -> No
     graph, static = torch.cuda.CUDAGraph(), torch.zeros(8, device=device())
     torch.cuda.synchronize()
     with torch.cuda.stream(torch.cuda.Stream()):
-        queued = to_device.send([leaf], device(), home=torch.cuda.current_stream())
+        queued = to_device.send([leaf], device())
         graph.capture_begin(capture_error_mode="global")
         static.add_(1)
         del queued
@@ -187,7 +188,7 @@ def test_a_copy_dropped_during_capture_keeps_the_graph_intact(nbytes: int) -> No
 
 def test_a_wait_is_refused_during_capture_and_works_later() -> None:
     leaf = torch.arange(100)
-    queued = to_device.send([leaf], device(), home=torch.cuda.current_stream())
+    queued = to_device.send([leaf], device())
     with capturing():
         with pytest.raises(RuntimeError) as caught:
             queued.wait()
@@ -195,7 +196,82 @@ def test_a_wait_is_refused_during_capture_and_works_later() -> None:
     assert torch.equal(queued.wait()[0].cpu(), leaf)
 
 
+def receive_from_a_loader() -> Any:
+    with PreDataLoader([[torch.ones(50 << 20, dtype=torch.uint8)]], device()) as pre:
+        return [batch[0] for batch in pre]
+
+
+#: Calls that need more memory than any call before, on the device and pinned.
+LARGER: dict[str, Callable[[torch.Tensor], Any]] = {
+    "scatter": lambda _: scatter([torch.ones(60 << 20, dtype=torch.uint8)], [0]),
+    "PreDataLoader": lambda _: receive_from_a_loader(),
+    "to_host": lambda large: to_host([large[::2], large]),
+    "start_to_host": lambda large: start_to_host([large]).get(),
+}
+
+
+@pytest.mark.parametrize("name", LARGER)
+def test_a_larger_batch_is_received_beside_a_capture(name: str) -> None:
+    large = torch.ones(70 << 20, dtype=torch.uint8, device=device())
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    for _ in range(2):  # cold and warm
+        with capturing():
+            in_thread(lambda: LARGER[name](large))
+
+
+@pytest.mark.parametrize("api", [to_device.torch_device, torch_return])
+def test_no_stream_of_the_pool_is_the_copy_stream(api: Any) -> None:
+    for index in range(torch.cuda.device_count()):
+        where = torch.device("cuda", index)
+        copies = api.copy_stream(where)
+        streams = [torch.cuda.Stream(where) for _ in range(70)]
+        assert copies not in streams and copies.device == where
+
+
 # ----------------------------------------------------------------------------- errors
+
+
+@pytest.mark.fake_cuda  # fails a call
+@pytest.mark.parametrize("code", [1, 46, 801, 999])
+def test_a_refused_batch_is_copied_one_by_one(code: int) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", REFUSED_BATCH, str(code)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert (done.returncode, done.stdout) == (0, f"0 {code} 1\n"), done.stderr
+
+
+REFUSED_BATCH = """
+import sys
+sys.path.insert(0, "tests/support")
+import fake_cuda
+import torch
+from pyparallel import backend, scatter
+
+code, runtime = int(sys.argv[1]), backend.Runtime("cuda")
+leaves = [torch.full((1 << 18,), float(i)).pin_memory() for i in range(10)]
+before, num_batches = runtime.refused_batch(), 0
+with fake_cuda.failing("cudaMemcpyBatchAsync", code=code):
+    for _ in range(2):
+        with fake_cuda.calls() as calls:
+            (copied,) = scatter(leaves, [0])
+        num_batches += calls.count("cudaMemcpyBatchAsync")
+        assert calls.count("cudaMemcpyAsync") == 10
+        assert all(torch.equal(a.cpu(), b) for a, b in zip(copied, leaves))
+print(before, runtime.refused_batch(), num_batches)
+fake_cuda.break_device()
+try:
+    scatter(leaves, [0])
+except RuntimeError:
+    sys.stdout.flush()
+    import os
+    os._exit(0)
+raise SystemExit("an error of the device must be raised")
+"""
 
 
 def test_a_refused_slab_leaves_no_error_to_the_next_kernel() -> None:
@@ -236,7 +312,7 @@ def work():
     home = torch.cuda.current_stream(second)
     large = torch.ones(1 << 20)
     for leaves in ([torch.ones(5)], [torch.ones(5), large], [large.pin_memory()] * 9):
-        copied = to_device.send(leaves, second, home=home).wait()
+        copied = to_device.send(leaves, second).wait()
         assert all(torch.equal(a.cpu(), b) for a, b in zip(copied, leaves))
         scatter(leaves, [second])
         to_device.send(leaves, second)
@@ -291,8 +367,8 @@ def test_pinned_leaves_need_no_event_on_an_idle_stream(busy: bool) -> None:
     with fake_cuda.calls() as calls:
         (copied,) = scatter(leaf, [device()])
     assert calls.count("cudaMemcpyAsync") == 1
-    assert calls.count("cudaStreamWaitEvent") == (2 if busy else 0)
-    assert calls.count("cudaEventRecord") == (2 if busy else 1)
+    assert calls.count("cudaStreamWaitEvent") == (1 if busy else 0)
+    assert calls.count("cudaEventRecord") == 1
     assert torch.equal(copied.cpu(), leaf)
 
 

@@ -36,7 +36,8 @@ def test_a_pinned_leaf_that_changes_before_its_copy_is_named() -> None:
     leaves = [torch.ones(5), torch.ones(LARGE, pin_memory=True)]
     to_device.send(leaves, DEVICE).wait()  # first calls may wait
     torch.cuda.synchronize()
-    busy()
+    with torch.cuda.stream(to_device.torch_device.copy_stream(DEVICE)):
+        busy()
     queued = to_device.send(leaves, DEVICE)
     leaves[1][LARGE // 2] = 2
     torch.cuda.synchronize()

@@ -118,6 +118,10 @@ class Runtime : public pyparallel::transfer::Runtime {
     gate(event)->wait();
   }
 
+  int refused_batch() override { return 0; }
+  int64_t create_stream(int64_t) override { return 0; }
+  int exchange_capture_mode(int mode, int64_t) override { return mode; }
+
   bool is_capturing(const Stream& stream) override { return stream.id == capturing; }
 
   bool is_idle(const Stream& stream) override {

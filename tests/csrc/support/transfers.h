@@ -86,15 +86,14 @@ struct Target {
     }
   }
 
-  Job job(const Batch& batch, Stream home = kHome, Stream copies = kCopies) {
+  Job job(const Batch& batch, Stream stream = kCopies) {
     return {memory[0].data(),
             static_cast<int64_t>(memory[0].size()),
             batch.slots.data(),
             static_cast<int64_t>(batch.slots.size()),
             direct.data(),
             static_cast<int64_t>(direct.size()),
-            home,
-            copies};
+            stream};
   }
 
   std::vector<Bytes> memory;
@@ -121,7 +120,7 @@ struct Bench {
   }
 
   SendResult send(const Batch& batch, Target* target, Stream copies = kCopies) {
-    return engine.send(target->job(batch, kHome, copies));
+    return engine.send(target->job(batch, copies));
   }
 
   Random random{7};

@@ -1,4 +1,4 @@
-// Streams of callers: fences, waits during graph captures, copies on the home stream.
+// Streams of callers: fences, and waits during graph captures.
 #include <atomic>
 #include <string>
 #include <thread>
@@ -15,80 +15,6 @@ using namespace fake;
 using namespace pyparallel::transfer;
 
 const Calls kNone;
-
-// Returns when the home stream is idle.
-void make_idle(Bench* bench) {
-  bench->synchronize();
-  while (!bench->runtime.is_idle(kHome)) std::this_thread::yield();
-  bench->runtime.take_calls();
-}
-
-SendResult send_and_wait(Bench* bench, const Batch& batch, Target* target) {
-  Job job = target->job(batch);
-  job.waits_immediately = true;
-  return bench->engine.send(job);
-}
-
-TEST(test_copies_of_an_idle_home_need_no_wait) {
-  Bench bench;
-  for (int64_t num_direct = 1; num_direct < kBatchCopies; ++num_direct) {
-    const Batch batch(&bench.random, 0, 900, num_direct);
-    Target target(batch);
-    make_idle(&bench);
-    const SendResult sent = send_and_wait(&bench, batch, &target);
-    Calls expected(static_cast<size_t>(num_direct), "copy");
-    if (num_direct == 1) expected.push_back("create_event");
-    expected.push_back("record 1");
-    CHECK(bench.runtime.take_calls() == expected);
-    bench.engine.wait(kHome, *sent.event);
-    CHECK(bench.runtime.take_calls() == kNone);
-    bench.engine.wait(kOther, *sent.event);
-    CHECK(bench.runtime.take_calls() == Calls{"wait 2"});
-    bench.synchronize();
-    CHECK(bench.engine.is_done(*sent.event));
-    CHECK(target.memory == batch.expected());
-  }
-}
-
-// Returns true if the copies of a batch are queued on the copy stream.
-bool are_beside(Bench* bench, const Batch& batch, bool waits_immediately) {
-  Target target(batch);
-  bench->runtime.take_calls();
-  Job job = target.job(batch);
-  job.waits_immediately = waits_immediately;
-  bench->engine.send(job);
-  const bool found = bench->runtime.take_calls().back() == "record 0";
-  bench->synchronize();
-  CHECK(target.memory == batch.expected());
-  return found;
-}
-
-TEST(test_other_copies_use_the_copy_stream) {
-  Bench bench;
-  const Batch packed(&bench.random, 3, 100, 1);
-  const Batch many(&bench.random, 0, 100, kBatchCopies);
-  const Batch few(&bench.random, 0, 100, kBatchCopies - 1);
-  make_idle(&bench);
-  CHECK(are_beside(&bench, packed, true));
-  make_idle(&bench);
-  CHECK(are_beside(&bench, many, true));
-  make_idle(&bench);
-  CHECK(are_beside(&bench, few, false));
-  make_idle(&bench);
-  CHECK(!are_beside(&bench, few, true));
-}
-
-TEST(test_copies_use_the_copy_stream_if_home_is_busy) {
-  Bench bench;
-  const Batch batch(&bench.random, 0, 100, 1);
-  Target target(batch);
-  const auto gate = bench.stop(kHome);
-  send_and_wait(&bench, batch, &target);
-  CHECK(bench.runtime.take_calls().back() == "record 0");
-  gate->open();
-  bench.synchronize();
-  CHECK(target.memory == batch.expected());
-}
 
 TEST(test_a_wait_on_a_captured_stream_is_refused) {
   Bench bench;

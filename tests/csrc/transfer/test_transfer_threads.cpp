@@ -3,6 +3,7 @@
 #include <deque>
 #include <map>
 #include <memory>
+#include <mutex>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -17,8 +18,45 @@ namespace {
 using namespace fake;
 using namespace pyparallel::transfer;
 
-// A loader thread with a model on its home stream. The model gets the device memory of
-// the batch before last without synchronisation, as from torch's allocator.
+// Device memory that is reused at once after it was freed, as by torch's allocator.
+class Pool {
+ public:
+  uint8_t* take() {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (free_.empty()) {
+      free_.push_back(all_.emplace_back(kNumBytes).data());
+    }
+    uint8_t* const slab = free_.back();
+    free_.pop_back();
+    return slab;
+  }
+  void give(uint8_t* slab) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    free_.push_back(slab);
+  }
+  size_t size() const { return all_.size(); }
+
+  static constexpr size_t kNumBytes = 80000;
+
+ private:
+  std::mutex mutex_;
+  std::deque<Bytes> all_;
+  std::vector<uint8_t*> free_;
+};
+
+class SlabLoan final : public Loan {
+ public:
+  SlabLoan(Pool* pool, const Stream& stream)
+      : Loan(stream, Pool::kNumBytes), slab(pool->take()), pool_(pool) {}
+  ~SlabLoan() override { pool_->give(slab); }
+
+  uint8_t* const slab;
+
+ private:
+  Pool* pool_;
+};
+
+// A loader thread with a model on its home stream.
 class Loader {
  public:
   Loader(fake::Runtime* runtime, Engine* engine, Stream home, Stream copies)
@@ -30,7 +68,7 @@ class Loader {
 
   void run(int num_batches) {
     for (int step = 0; step < num_batches; ++step) {
-      send(step);
+      send();
       while (copies_in_flight_.size() > 8) retire();
     }
     runtime_->synchronize(home_);
@@ -39,10 +77,9 @@ class Loader {
   }
 
   int64_t num_wrong = 0;
+  Pool pool;
 
  private:
-  static constexpr size_t kSlabBytes = 40000;
-
   // The memory that lives until the device has finished.
   struct DeviceCopy {
     Batch batch;
@@ -52,11 +89,15 @@ class Loader {
     fake::GateRef read = std::make_shared<fake::Gate>();
   };
 
-  void send(int step) {
+  void send() {
     const int64_t num_direct = random_.between(0, 3) > 0 ? 0 : random_.between(1, 10);
     auto copy = std::make_unique<DeviceCopy>(DeviceCopy{
         Batch(&random_, random_.between(0, 8), 4000, num_direct), {}, {}, {}});
-    uint8_t* const slab = slabs_[step % 2];
+    Loans& loans = engine_->loans();
+    loans.make_room(Pool::kNumBytes, copies_);
+    auto loan = std::make_unique<SlabLoan>(&pool, copies_);
+    loans.lend(*loan);
+    uint8_t* const slab = loan->slab;
     uint8_t* at = slab + copy->batch.packed.size();
     for (const Bytes& source : copy->batch.sources) {
       copy->direct.push_back({at, source.data(), static_cast<int64_t>(source.size())});
@@ -69,7 +110,6 @@ class Loader {
             static_cast<int64_t>(copy->batch.slots.size()),
             copy->direct.data(),
             num_direct,
-            home_,
             copies_};
     job.chunk = random_.between(0, 1) > 0 ? kLargestBlock : random_.between(500, 9000);
     const SendResult sent = engine_->send(job);
@@ -77,12 +117,14 @@ class Loader {
     copy->event = sent.event;
     copy->batch.overwrite_leaves();
     engine_->wait(home_, *copy->event);
-    // The model reads the batch. The batch after next may reuse its memory.
+    loans.use(loan.get(), home_);
+    // The model reads the batch, which is dropped at once.
     DeviceCopy* const read = copy.get();
     runtime_->run(home_, [this, read, slab, nbytes] {
       read->found.assign(slab, slab + nbytes);
       read->read->open();
     });
+    loans.drop(std::move(loan));
     copies_in_flight_.push_back(std::move(copy));
   }
 
@@ -104,8 +146,6 @@ class Loader {
   Stream home_;
   Stream copies_;
   Random random_;
-  Bytes memory_ = Bytes(2 * 2 * kSlabBytes);
-  uint8_t* slabs_[2] = {memory_.data(), memory_.data() + 2 * kSlabBytes};
   std::deque<std::unique_ptr<DeviceCopy>> copies_in_flight_;
 };
 
@@ -134,6 +174,8 @@ Outcome train(int num_loaders, int num_batches, int max_delay_us,
   for (std::thread& thread : threads) thread.join();
   Outcome outcome{0, runtime.num_overwritten};
   for (const Loader& loader : loaders) outcome.num_wrong += loader.num_wrong;
+  engine.loans().free_all();
+  for (const Loader& loader : loaders) CHECK(loader.pool.size() <= 5);
   const Staging::Info info = engine.staging().info();
   CHECK(info.num_idle + info.num_read == info.num_allocated - info.num_freed);
   // Each queued block has one event; all other events are idle.
