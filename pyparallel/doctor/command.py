@@ -90,7 +90,21 @@ def _run(name: str, section: Section, problems: list[Problem]) -> Any:
 
 
 def _quick_self_test(problems: list[Problem]) -> dict[str, Any]:
-    return {"one_process": _timed("one process", self_test.one_process, problems)}
+    found = {"one_process": _timed("one process", self_test.one_process, problems)}
+    passed = found["one_process"]["passed"]
+    return {**found, "refused_batch": _refused_batch(problems) if passed else None}
+
+
+def _refused_batch(problems: list[Problem]) -> int | None:
+    code = self_test.refused_batch()
+    if code:
+        text = (
+            "CUDA should copy a batch of pinned tensors by one call, but refused with "
+            f"error {code}: each tensor is copied by a call of its own, which is "
+            "slower. Use torch and a driver for CUDA 12.8 or newer."
+        )
+        problems.append(Problem(text, fails=False))
+    return code
 
 
 def _self_tests(problems: list[Problem], deadline: float) -> dict[str, Any]:

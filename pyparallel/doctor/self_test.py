@@ -21,6 +21,11 @@ from torch import multiprocessing, nn
 
 import pyparallel
 
+from .. import backend
+from ..transfer import layout
+
+#: One call copies this number.
+_NUM_COPIES = 8
 #: The two processes are killed after this time.
 SECONDS = 28.0
 WORLD_SIZE = 2
@@ -46,6 +51,19 @@ def one_process() -> str | None:
     except Exception as error:
         return f"{type(error).__name__}: {error}"
     return None
+
+
+def refused_batch() -> int | None:
+    """Copy large pinned tensors to a GPU; return the error of the batched copy, or 0.
+
+    Returns:
+        None if the extension copies to no GPU here.
+    """
+    if "cuda" not in backend.transfers or not torch.cuda.is_available():
+        return None
+    leaf = torch.zeros(layout.DIRECT_NBYTES, dtype=torch.uint8, device="cpu")
+    pyparallel.scatter([leaf.pin_memory() for _ in range(_NUM_COPIES)], [0])
+    return backend.Runtime("cuda").refused_batch()
 
 
 def _samples() -> list[dict[str, Any]]:

@@ -38,7 +38,7 @@ KEYS = {
     "mmcv_parallel": "owner path",
     "machine": "cores load start_method memory shared_memory file_descriptors "
     "locked_memory",
-    "self_test": "one_process",
+    "self_test": "one_process refused_batch",
 }
 
 
@@ -160,6 +160,17 @@ def test_errors_come_before_advice_and_are_counted():
         "failed: 1 error, 1 piece of advice"
     )
     assert report_module.what_to_do([]).endswith("\n\nok: 0 errors, 0 pieces of advice")
+
+
+@pytest.mark.parametrize("code", [None, 0, 801])
+def test_a_refused_batch_of_copies_is_advice(monkeypatch, new_problems, code):
+    monkeypatch.setattr(self_test, "refused_batch", lambda: code)
+    facts = found()
+    assert facts["self_test"]["refused_batch"] == code
+    problems = new_problems(facts)
+    assert len(problems) == bool(code)
+    for problem in problems:
+        assert not problem["fails"] and "refused with error 801" in problem["text"]
 
 
 def broken_driver():
