@@ -26,6 +26,7 @@ from ..core.errors import BatchTypeError, EmptyBatchError, Field, type_name
 from ..core.torch_private import outside_autocast
 from ..core.tracing import span
 from ..transfer.between_devices import copy_with_separate_nodes
+from ..transfer.device import torch_device
 from .checks import (
     check_data,
     check_equal,
@@ -100,7 +101,8 @@ def gather(outputs: Sequence[Any], target_device: Target | None, dim: int = 0) -
     with span("pyparallel.gather"):
         plan = _Plan()
         build = plan.value(list(outputs), (), operator.index(dim))
-        return build(plan.join(target))
+        with torch_device.relaxed(plan.device):
+            return build(plan.join(target))
 
 
 class _Plan:
@@ -117,6 +119,12 @@ class _Plan:
 
     def __init__(self) -> None:
         self.columns: list[tuple[list[torch.Tensor], int | None, _Path]] = []
+
+    @property
+    def device(self) -> torch.device:
+        """The first device of the tensors, or the host."""
+        found = (each.device for parts, _, _ in self.columns for each in parts)
+        return next((device for device in found if device.type != "cpu"), HOST)
 
     def value(self, values: list[Any], path: _Path, dim: int) -> _Build:
         """Return a function that builds the gathered value at ``path``."""

@@ -25,6 +25,7 @@ from ..backend.plain import can_pack
 from ..core.errors import BatchValueError
 from ..core.torch_private import pin_memory
 from ..transfer import to_device
+from ..transfer.device import relaxed_here
 from . import memfd
 from . import ring as ring_module
 from .ring import Range, Slab
@@ -125,7 +126,8 @@ class ReceivedBatch:
         """
         batch = self.deserialize()
         if not self.is_pinned or self._unsupported or self.message.buffers:
-            self._batch = pin_memory(batch, device)
+            with relaxed_here():
+                self._batch = pin_memory(batch, device)
         return self
 
     def _unpickle(self) -> Any:

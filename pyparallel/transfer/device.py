@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Protocol
 
 import torch
@@ -360,6 +360,13 @@ class TorchFence:
     def _record(self) -> None:
         if not self._api.is_capturing(self._stream):
             self._event = self._api.record(self._stream)
+
+
+def relaxed_here() -> AbstractContextManager[None]:
+    """Return `TorchDevice.relaxed` for CUDA's current device, if CUDA is in use."""
+    if not torch.cuda.is_initialized():
+        return nullcontext()
+    return torch_device.relaxed(torch.device("cuda", torch.cuda.current_device()))
 
 
 def _is_capturing_here(device: torch.device) -> bool:

@@ -20,7 +20,14 @@ from loader_sets import wait_for
 from repository import ROOT
 from ring_workers import Worker
 
-from pyparallel import PreDataLoader, backend, scatter, start_to_host, to_host
+from pyparallel import (
+    PreDataLoader,
+    backend,
+    gather,
+    scatter,
+    start_to_host,
+    to_host,
+)
 from pyparallel.shm import pinning
 from pyparallel.shm.ring import FREE, PARENT, Ring
 from pyparallel.transfer import to_device
@@ -201,10 +208,18 @@ def receive_from_a_loader() -> Any:
         return [batch[0] for batch in pre]
 
 
+def receive_unpinned() -> Any:
+    """Receive a batch as torch's pinning thread does."""
+    received = Worker(Ring(1, 60 << 20), torch.stack).make([torch.ones(10 << 20)])
+    assert received.pin_memory().deserialize().is_pinned()
+
+
 #: Calls that need more memory than any call before, on the device and pinned.
 LARGER: dict[str, Callable[[torch.Tensor], Any]] = {
     "scatter": lambda _: scatter([torch.ones(60 << 20, dtype=torch.uint8)], [0]),
     "PreDataLoader": lambda _: receive_from_a_loader(),
+    "gather": lambda large: gather([large, large], 0),
+    "a batch without a ring": lambda _: receive_unpinned(),
     "to_host": lambda large: to_host([large[::2], large]),
     "start_to_host": lambda large: start_to_host([large]).get(),
 }
@@ -251,6 +266,7 @@ sys.path.insert(0, "tests/support")
 import fake_cuda
 import torch
 from pyparallel import backend, scatter
+from pyparallel.doctor import self_test
 
 code, runtime = int(sys.argv[1]), backend.Runtime("cuda")
 leaves = [torch.full((1 << 18,), float(i)).pin_memory() for i in range(10)]
@@ -263,6 +279,7 @@ with fake_cuda.failing("cudaMemcpyBatchAsync", code=code):
         assert calls.count("cudaMemcpyAsync") == 10
         assert all(torch.equal(a.cpu(), b) for a, b in zip(copied, leaves))
 print(before, runtime.refused_batch(), num_batches)
+assert self_test.refused_batch() == code
 fake_cuda.break_device()
 try:
     scatter(leaves, [0])
