@@ -12,7 +12,8 @@
 // Beyond that, the stream of the copy waits for the oldest events, which frees their
 // memory at once: later copies follow in the order of the stream. The host never waits.
 // So the memory of one stream is at most twice the lent memory, and a copy waits for no
-// step that is fewer batches behind it than are alive.
+// step that is fewer batches behind it than are alive. When torch's allocator has no
+// block left, all dropped memory is freed in this way.
 //
 // A destructor drops a batch, in any thread, with any lock held. So it only appends to
 // a list, and the next batch that is sent or received records the events. They may
