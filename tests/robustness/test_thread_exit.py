@@ -38,7 +38,7 @@ calls = {
     "image_batch": lambda: backend.image_batch(
         batch, images, None, levels, levels, levels, False, True
     ),
-    "send": lambda: backend.send(slab, [leaf], plan, [], [], stream, stream),
+    "send": lambda: backend.send(slab, [leaf], plan, [], [], stream),
 }
 begun = threading.Event()
 def run():
