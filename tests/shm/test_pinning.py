@@ -156,11 +156,15 @@ def test_a_batch_outside_of_the_ring_frees_slabs_that_were_read() -> None:
     assert ring.holders() == [FREE]
 
 
-def test_a_slab_that_a_graph_reads_is_never_used_again(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    leaked: list[Any] = []
-    monkeypatch.setattr(engine, "_leak", leaked.append)
+@pytest.fixture
+def leaked(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Return a list of the objects that are kept until the process ends."""
+    found: list[Any] = []
+    monkeypatch.setattr(engine, "_leak", found.append)
+    return found
+
+
+def test_a_slab_that_a_graph_reads_is_never_used_again(leaked: list[Any]) -> None:
     lock = Lock()
     ring, worker = ring_with(lock)
     batch = worker.make(samples()).deserialize()
@@ -241,10 +245,8 @@ def test_a_fence_that_cannot_be_queried_keeps_its_slab() -> None:
 
 
 def test_pages_that_could_not_be_unpinned_stay_mapped(
-    monkeypatch: pytest.MonkeyPatch,
+    leaked: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    leaked: list[Any] = []
-    monkeypatch.setattr(engine, "_leak", leaked.append)
     lock = Lock()
     ring, worker = ring_with(lock)
     worker.make(samples())
