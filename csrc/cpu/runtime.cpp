@@ -20,6 +20,7 @@ class HostRuntime final : public transfer::Runtime {
     ::operator delete(memory.data, kAlignment);
   }
 
+  int64_t memory_size(int64_t /*device*/) override { return 0; }
   int pin(void*, int64_t) override { return 0; }
   void unpin(void*) override {}
   bool observe_copies(transfer::CopyObserver*) override {

@@ -5,6 +5,9 @@
 #include <c10/cuda/CUDAException.h>
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
+#include <cuda_runtime_api.h>
+
+#include <algorithm>
 
 #include "cuda/image.h"
 #include "cuda/pack.h"
@@ -33,18 +36,37 @@ void pack_glue(const Pack& body, c10::Device device) {
   C10_CUDA_CHECK(pack(body, c10::cuda::getCurrentCUDAStream()));
 }
 
+namespace allocator = c10::cuda::CUDACachingAllocator;
+
+// Returns the bytes that torch's allocator may still get from the device.
+int64_t num_free(int64_t device) {
+  const auto index = static_cast<c10::DeviceIndex>(device);
+  const c10::cuda::CUDAGuard guard(index);
+  size_t free = 0;
+  size_t total = 0;
+  C10_CUDA_CHECK(cudaMemGetInfo(&free, &total));
+  const auto allowed = static_cast<int64_t>(allocator::getMemoryFraction(index) *
+                                            static_cast<double>(total));
+  const int64_t reserved =
+      allocator::getDeviceStats(index).reserved_bytes.front().current;
+  return std::min(static_cast<int64_t>(free), allowed - reserved);
+}
+
 // Torch's allocator calls this before it asks the device for more memory.
 class Reclaim final : public c10::FreeMemoryCallback {
  public:
   bool Execute() override {
-    ops::reclaim_memory(c10::DeviceType::CUDA);
+    ops::reclaim_memory(c10::DeviceType::CUDA, num_free);
     return true;
   }
 };
 
+// Other allocators of torch call no callback.
+bool reclaims() { return allocator::name() == "native"; }
+
 [[maybe_unused]] const bool kRegistered = ops::register_backend(
     c10::DeviceType::CUDA,
-    {pad_copy_glue, contiguous_glue, pack_glue, image_batch_glue, runtime});
+    {pad_copy_glue, contiguous_glue, pack_glue, image_batch_glue, runtime, reclaims});
 
 }  // namespace
 }  // namespace pyparallel::cuda

@@ -1,5 +1,6 @@
 #include "cuda/runtime.h"
 
+#include <ATen/cuda/CUDAContextLight.h>
 #include <ATen/cuda/CachingHostAllocator.h>
 #include <c10/core/Allocator.h>
 #include <c10/cuda/CUDAException.h>
@@ -122,6 +123,12 @@ cudaError_t copy_at_once([[maybe_unused]] const Copy* copies,
 
 class CudaRuntime final : public transfer::Runtime {
  public:
+  // Torch keeps the properties, so this calls no device.
+  int64_t memory_size(int64_t device) override {
+    return static_cast<int64_t>(
+        at::cuda::getDeviceProperties(index_of(device))->totalGlobalMem);
+  }
+
   // Uses torch's caching allocator, which keeps freed blocks.
   Pinned allocate(int64_t nbytes, int64_t device) override {
     const CallGuard guard(device);

@@ -25,6 +25,9 @@ struct Backend {
   void (*image_batch)(const ImageJob& job, c10::Device device);
   // The runtime of the transfer engine; null if only torch copies to this device.
   transfer::Runtime* (*runtime)() = nullptr;
+  // Returns true if torch's allocator calls reclaim_memory before it fails; null if
+  // not.
+  bool (*reclaims)() = nullptr;
 };
 
 // Call this at static initialisation only. Returns true, as the value of a constant.
@@ -33,9 +36,10 @@ bool register_backend(c10::DeviceType type, Backend backend);
 // Returns null if the type is not registered.
 const Backend* find_backend(c10::DeviceType type);
 
-// Frees the memory of dropped batches on devices of a type, for other allocations. Does
-// not throw.
-void reclaim_memory(c10::DeviceType type) noexcept;
+// Gives the memory of dropped batches to torch's allocator, which has no free block. If
+// it is for a batch, `num_free(device)` returns the bytes that the device has left.
+// Does not throw.
+void reclaim_memory(c10::DeviceType type, int64_t (*num_free)(int64_t device)) noexcept;
 
 // Returns the CPU first, then the others in the order of torch's device types.
 std::vector<c10::DeviceType> registered_devices();

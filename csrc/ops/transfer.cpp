@@ -1,11 +1,14 @@
 #include "ops/transfer.h"
 
 #include <ATen/Context.h>
+#include <ATen/ops/empty.h>
 #include <c10/core/Allocator.h>
 #include <c10/core/StorageImpl.h>
 #include <c10/core/StreamGuard.h>
 #include <c10/core/TensorOptions.h>
+#include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <c10/util/Exception.h>
+#include <c10/util/ScopeExit.h>
 
 #include <array>
 #include <atomic>
@@ -77,8 +80,34 @@ void check_type(const c10::Stream& stream, c10::DeviceType type, const Where& wh
 class TensorLoan final : public transfer::Loan {
  public:
   using Loan::Loan;
+
+  void give(const std::vector<transfer::Stream>& users) override {
+    const c10::DeviceType type = memory.device().type();
+    for (const transfer::Stream& user : users) {
+      const c10::Device device(type, static_cast<c10::DeviceIndex>(user.device));
+      c10::impl::getDeviceGuardImpl(type)->recordDataPtrOnStream(
+          memory, c10::Stream(c10::Stream::UNSAFE, device, user.id));
+    }
+  }
+
   c10::DataPtr memory;
 };
+
+// The memory that this thread allocates for a batch.
+struct Wanted {
+  transfer::Stream stream;
+  int64_t nbytes;
+};
+thread_local const Wanted* wanted = nullptr;
+
+// Torch asks the device for up to this number of bytes more than it needs.
+constexpr int64_t kLargestExcess = 20 << 20;
+
+c10::DataPtr allocate_memory(c10::DeviceType type, const Wanted& request) {
+  wanted = &request;
+  const auto done = c10::make_scope_exit([] { wanted = nullptr; });
+  return c10::GetAllocator(type)->allocate(static_cast<size_t>(request.nbytes));
+}
 
 // A storage of memory that is lent to a batch. Torch's own allocator has the memory, so
 // `Tensor.record_stream` works. It cannot be resized: that would free the memory at
@@ -124,6 +153,13 @@ at::Tensor lent_tensor(c10::DataPtr memory, int64_t nbytes, transfer::Loans* loa
       c10::scalarTypeToTypeMeta(c10::kByte));
   tensor.unsafeGetTensorImpl()->set_sizes_contiguous(nbytes);
   return tensor;
+}
+
+// Only an allocator that asks for memory back lends any: no other allocation shall fail
+// because of memory that waits.
+bool may_lend(c10::DeviceType type) {
+  const Backend* backend = find_backend(type);
+  return backend->reclaims != nullptr && backend->reclaims();
 }
 
 // Allows this thread all calls during graph captures of others.
@@ -220,15 +256,19 @@ std::vector<at::Tensor> Runtime::allocate(const std::vector<int64_t>& sizes,
   at::globalContext().lazyInitDevice(type_);
   const transfer::Stream owner = to_stream(stream);
   const RelaxedCaptures relaxed(runtime_, owner.device);
-  transfer::Loans* const loans = &engine()->loans();
-  loans->make_room(total, owner);
   const c10::StreamGuard guard(stream);
   std::vector<at::Tensor> blocks;
   blocks.reserve(sizes.size());
+  if (!may_lend(type_)) {
+    const at::TensorOptions options = at::device(stream.device()).dtype(at::kByte);
+    for (const int64_t nbytes : sizes) blocks.push_back(at::empty({nbytes}, options));
+    return blocks;
+  }
+  transfer::Loans* const loans = &engine()->loans();
+  loans->make_room(total, owner);
   for (const int64_t nbytes : sizes) {
-    c10::DataPtr memory =
-        c10::GetAllocator(type_)->allocate(static_cast<size_t>(nbytes));
-    blocks.push_back(lent_tensor(std::move(memory), nbytes, loans, owner));
+    blocks.push_back(
+        lent_tensor(allocate_memory(type_, {owner, nbytes}), nbytes, loans, owner));
   }
   return blocks;
 }
@@ -352,9 +392,19 @@ void bound_pinned(int64_t limit) {
   }
 }
 
-void reclaim_memory(c10::DeviceType type) noexcept {
+void reclaim_memory(c10::DeviceType type,
+                    int64_t (*num_free)(int64_t device)) noexcept {
   Engine* const engine = engines.at(static_cast<size_t>(type)).load();
-  if (engine != nullptr) engine->loans().free_all();
+  if (engine == nullptr) return;
+  bool is_full = false;
+  if (wanted != nullptr) {
+    try {
+      is_full = num_free(wanted->stream.device) < wanted->nbytes + kLargestExcess;
+    } catch (...) {
+      // The device failed. The allocation reports that.
+    }
+  }
+  engine->loans().reclaim(is_full ? &wanted->stream : nullptr);
 }
 
 std::vector<c10::DeviceType> transfers() {

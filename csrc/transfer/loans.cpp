@@ -4,14 +4,20 @@
 #include <utility>
 
 namespace pyparallel::transfer {
+namespace {
+
+// The part of a device's memory that may always wait for users.
+constexpr int64_t kWaitingShare = 32;
+
+}  // namespace
 
 void Loans::make_room(int64_t nbytes, const Stream& stream) {
   events_->check_usable();
+  std::vector<LoanRef> unused;
   const std::lock_guard<std::mutex> turn(turn_);
   record_each();
-  free_done();
-  while (is_over(nbytes, stream) && free_oldest(stream)) {
-  }
+  take_done(&unused);
+  take_excess(nbytes, stream, &unused);
 }
 
 void Loans::lend(const Loan& loan) {
@@ -31,8 +37,8 @@ void Loans::use(Loan* loan, const Stream& stream) {
 
 void Loans::record_dropped() {
   events_->check_usable();
-  const std::unique_lock<std::mutex> turn(turn_, std::try_to_lock);
-  if (turn) record_each();
+  const std::lock_guard<std::mutex> turn(turn_);
+  record_each();
 }
 
 void Loans::drop(LoanRef loan) noexcept {
@@ -50,15 +56,21 @@ void Loans::drop(LoanRef loan) noexcept {
   }
 }
 
-void Loans::free_all() noexcept {
+void Loans::reclaim(const Stream* full) noexcept {
   if (events_->forked()) return;
-  const std::unique_lock<std::mutex> turn(turn_, std::try_to_lock);
-  if (!turn) return;
+  std::vector<LoanRef> unused;
+  std::vector<LoanRef> given;
   try {
-    record_each();
-    free_done();
-    while (!waiting_.empty() && free_oldest(waiting_.front()->stream_)) {
+    {
+      const std::lock_guard<std::mutex> turn(turn_);
+      record_each();
+      take_done(&unused);
+      while (full != nullptr && take_oldest(*full, &unused)) {
+      }
+      for (const Stream& stream : streams()) take_excess(0, stream, &unused);
+      take_rest(&given);
     }
+    for (LoanRef& loan : given) give(std::move(loan));
   } catch (...) {
     // The caller has no memory left, and reports that.
   }
@@ -81,10 +93,18 @@ Loans::Account* Loans::account(const Stream& stream) {
   return &accounts_.back();
 }
 
+std::vector<Stream> Loans::streams() const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  std::vector<Stream> all;
+  for (const Account& each : accounts_) all.push_back(each.stream);
+  return all;
+}
+
 bool Loans::is_over(int64_t nbytes, const Stream& stream) {
+  const int64_t share = runtime_->memory_size(stream.device) / kWaitingShare;
   const std::lock_guard<std::mutex> lock(mutex_);
   const Account* const counts = account(stream);
-  return counts->dropped > counts->lent + nbytes;
+  return counts->dropped > std::max(counts->lent + nbytes, share);
 }
 
 void Loans::record_each() {
@@ -129,8 +149,8 @@ bool Loans::record(Loan* loan, std::vector<EventRef>* recorded) {
   }
 }
 
-// Removes the events that are done.
-void Loans::free_done() {
+// Removes the events that are done. Appends the loans that need no event any more.
+void Loans::take_done(std::vector<LoanRef>* unused) {
   std::vector<const RecordedEvent*> pending;
   const auto is_done = [&](const EventRef& event) {
     const auto found = std::find(pending.begin(), pending.end(), event.get());
@@ -147,44 +167,76 @@ void Loans::free_done() {
     std::vector<EventRef>& events = loan->events_;
     events.erase(std::remove_if(events.begin(), events.end(), is_done), events.end());
   }
-  free_unused();
+  take_unused(unused);
 }
 
-// Frees the loans that no event or user keeps.
-void Loans::free_unused() {
-  std::vector<LoanRef> unused;
+// Appends the loans that no event or user keeps.
+void Loans::take_unused(std::vector<LoanRef>* unused) {
   std::deque<LoanRef> used;
+  const std::lock_guard<std::mutex> lock(mutex_);
   for (LoanRef& loan : waiting_) {
     const bool is_used = !loan->events_.empty() || !loan->users_.empty();
     if (is_used) {
       used.push_back(std::move(loan));
     } else {
-      unused.push_back(std::move(loan));
+      account(loan->stream_)->dropped -= loan->nbytes_;
+      unused->push_back(std::move(loan));
     }
   }
   waiting_ = std::move(used);
-  const std::lock_guard<std::mutex> lock(mutex_);
-  for (const LoanRef& loan : unused) account(loan->stream_)->dropped -= loan->nbytes_;
 }
 
-// Returns false if no memory of the stream waits for events alone.
-bool Loans::free_oldest(const Stream& stream) {
-  const auto oldest =
-      std::find_if(waiting_.begin(), waiting_.end(), [&](const LoanRef& loan) {
-        return loan->stream_ == stream && loan->users_.empty();
-      });
+// Makes the stream wait until its dropped memory is within the limit.
+void Loans::take_excess(int64_t nbytes, const Stream& stream,
+                        std::vector<LoanRef>* unused) {
+  while (is_over(nbytes, stream) && take_oldest(stream, unused)) {
+  }
+}
+
+// Makes the stream wait for the users of its oldest memory. Returns false if no memory
+// of the stream waits for events alone.
+bool Loans::take_oldest(const Stream& stream, std::vector<LoanRef>* unused) {
+  const auto follows = [&](const LoanRef& loan) {
+    return loan->stream_ == stream && !loan->is_given_;
+  };
+  const auto oldest = std::find_if(
+      waiting_.begin(), waiting_.end(),
+      [&](const LoanRef& loan) { return follows(loan) && loan->users_.empty(); });
   if (oldest == waiting_.end()) return false;
   const std::vector<EventRef> awaited = (*oldest)->events_;
   for (const EventRef& event : awaited) {
     runtime_->wait(stream, event->handle());
     for (const LoanRef& loan : waiting_) {  // its order protects these as well
-      if (!(loan->stream_ == stream)) continue;
+      if (!follows(loan)) continue;
       std::vector<EventRef>& events = loan->events_;
       events.erase(std::remove(events.begin(), events.end(), event), events.end());
     }
   }
-  free_unused();
+  take_unused(unused);
   return true;
+}
+
+// Appends the loans that wait for events alone, and counts them until these are done.
+void Loans::take_rest(std::vector<LoanRef>* given) {
+  given->reserve(waiting_.size());
+  for (LoanRef& loan : waiting_) {
+    if (loan->is_given_ || !loan->users_.empty()) continue;
+    auto counted = std::make_unique<Loan>(loan->stream_, loan->nbytes_);
+    counted->events_ = loan->events_;
+    counted->is_given_ = true;
+    given->push_back(std::exchange(loan, std::move(counted)));
+  }
+}
+
+// If the allocator does not accept the users, the memory is never freed.
+void Loans::give(LoanRef loan) noexcept {
+  try {
+    std::vector<Stream> users;
+    for (const EventRef& event : loan->events_) users.push_back(event->stream());
+    loan->give(users);
+  } catch (...) {
+    static_cast<void>(loan.release());
+  }
 }
 
 }  // namespace pyparallel::transfer

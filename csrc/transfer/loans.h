@@ -8,12 +8,18 @@
 // each user, and the memory is freed after all of these events.
 //
 // A host may run far ahead of the device. Then memory is dropped, but its events are
-// not done. As many bytes may wait in this state as are lent, including the new batch.
-// Beyond that, the stream of the copy waits for the oldest events, which frees their
-// memory at once: later copies follow in the order of the stream. The host never waits.
-// So the memory of one stream is at most twice the lent memory, and a copy waits for no
-// step that is fewer batches behind it than are alive. When torch's allocator has no
-// block left, all dropped memory is freed in this way.
+// not done. As many bytes may wait in this state as are lent, including the new batch,
+// or a small share of the device's memory, if that is more. Beyond that, the stream of
+// the copy waits for the oldest events, which frees their memory at once: later copies
+// follow in the order of the stream. The host does not wait.
+//
+// Torch's allocator asks for memory before it asks the device. It does not say how
+// much it needs, or whether the device has it. So memory that waits goes to the
+// allocator together with its users. The allocator reuses it after their work, and
+// waits for that only before it reports that no memory is left. No copy waits. The
+// memory still counts as dropped, so the limit holds. If the memory is for a batch, and
+// the device has too little, the stream of the copy waits instead. Otherwise the
+// allocator would return its whole cache to the device, for each batch.
 //
 // A destructor drops a batch, in any thread, with any lock held. So it only appends to
 // a list, and the next batch that is sent or received records the events. They may
@@ -39,6 +45,8 @@ class Loan {
  public:
   Loan(const Stream& stream, int64_t nbytes) : stream_(stream), nbytes_(nbytes) {}
   virtual ~Loan() = default;
+  // Frees the memory to an allocator that waits for these streams.
+  virtual void give(const std::vector<Stream>& /*users*/) {}
   Loan(const Loan&) = delete;
   Loan& operator=(const Loan&) = delete;
 
@@ -49,6 +57,7 @@ class Loan {
   int64_t nbytes_;
   std::vector<Stream> users_;     // whose work has no event yet
   std::vector<EventRef> events_;  // behind the work of the others
+  bool is_given_ = false;         // only counts: the allocator has the memory
   Loan* next_ = nullptr;          // the one that was dropped before
 };
 
@@ -75,9 +84,9 @@ class Loans {
   // Calls no device, unless the loan has no user.
   void drop(std::unique_ptr<Loan> loan) noexcept;
 
-  // Frees the memory of all dropped loans; their streams wait for the users. Does
-  // nothing while another thread makes room.
-  void free_all() noexcept;
+  // For an allocator without a free block: gives it all dropped memory. If `full` is
+  // not null, first frees the memory of this stream, which waits for the users.
+  void reclaim(const Stream* full = nullptr) noexcept;
 
   struct Info {
     int64_t lent_nbytes;
@@ -94,20 +103,24 @@ class Loans {
   using LoanRef = std::unique_ptr<Loan>;
 
   Account* account(const Stream& stream);
+  std::vector<Stream> streams() const;
   bool is_over(int64_t nbytes, const Stream& stream);
   void record_each();
   bool record(Loan* loan, std::vector<EventRef>* recorded);
-  void free_done();
-  void free_unused();
-  bool free_oldest(const Stream& stream);
+  void take_done(std::vector<LoanRef>* unused);
+  void take_unused(std::vector<LoanRef>* unused);
+  bool take_oldest(const Stream& stream, std::vector<LoanRef>* unused);
+  void take_excess(int64_t nbytes, const Stream& stream, std::vector<LoanRef>* unused);
+  void take_rest(std::vector<LoanRef>* given);
+  static void give(LoanRef loan) noexcept;
 
   Runtime* runtime_;
   Events* events_;
   mutable std::mutex mutex_;
   std::deque<Account> accounts_;  // one for each stream
   Loan* last_dropped_ = nullptr;  // a list, so that a drop allocates nothing
-  // Guards the rest, also during calls to the device. The thread that has it may wait
-  // for the lock of torch's allocator. So a thread that may have that lock tries only.
+  // Guards the rest, also during calls to the device. A thread that waits for it may
+  // have the lock of torch's allocator. So memory is freed without it.
   std::mutex turn_;
   std::deque<LoanRef> waiting_;  // in the order of the drops
   std::vector<LoanRef> lost_;    // without an event: never freed

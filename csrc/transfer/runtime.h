@@ -58,6 +58,9 @@ constexpr int kRelaxed = 2;
 // capture, or leaves an error state to the next call of its thread.
 class Runtime {
  public:
+  // Returns the bytes of memory that the device has in all.
+  virtual int64_t memory_size(int64_t device) = 0;
+
   // Allocates memory that `device` reads.
   virtual Pinned allocate(int64_t nbytes, int64_t device) = 0;
   virtual void free(const Pinned& memory) noexcept = 0;

@@ -33,6 +33,15 @@ void fakecuda_calls(char* text, int nbytes) {
   write_lines(fakecuda::logged_calls(), text, nbytes);
 }
 
+// An allocator for torch.cuda.memory.CUDAPluggableAllocator.
+void* fakecuda_plain_malloc(ssize_t nbytes, int device, void*) {
+  void* memory = nullptr;
+  cudaSetDevice(device);
+  cudaMalloc(&memory, static_cast<size_t>(nbytes));
+  return memory;
+}
+void fakecuda_plain_free(void* memory, ssize_t, int, void*) { cudaFree(memory); }
+
 void fakecuda_log(int on) { fakecuda::log_calls(on != 0); }
 
 int fakecuda_contexts() { return static_cast<int>(fakecuda::contexts()); }

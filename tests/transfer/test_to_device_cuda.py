@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import itertools
+import subprocess
+import sys
+import textwrap
 import threading
+from collections.abc import Iterator
 from typing import Any
 from unittest import mock
 
 import pytest
 import torch
+from repository import ROOT
 from torch import nn
 from torch.profiler import ProfilerActivity, profile, record_function
 
@@ -353,8 +360,9 @@ def test_a_copy_stream_under_capture_is_refused():
 @engine
 def test_at_its_limit_the_host_waits_and_every_byte_arrives():
     leaves = [torch.arange(5_000_000, dtype=torch.int32), torch.ones(7)]
+    torch.cuda.synchronize()
     before = memory.pinned_info()
-    memory.set_pinned_limit(CHUNK)
+    memory.set_pinned_limit(before.in_use + CHUNK)
     try:
         keep_busy(500_000_000)
         copied = send(leaves)  # five chunks, one block
@@ -362,7 +370,8 @@ def test_at_its_limit_the_host_waits_and_every_byte_arrives():
     finally:
         memory.set_pinned_limit(before.limit)
     assert info.waits > before.waits
-    assert CHUNK <= info.in_use + info.cached <= 2 * CHUNK  # the host's engine has one
+    most = before.in_use + 2 * CHUNK  # the host's engine has one
+    assert CHUNK <= info.in_use + info.cached <= most
     assert all_same(copied, leaves)
 
 
@@ -402,6 +411,89 @@ def test_the_copy_waits_for_earlier_users_of_its_memory():
         del held  # the allocator gives this block to the copy
         send([torch.full((1 << 16,), 255, dtype=torch.uint8)])
     assert [value.item() for value in found] == list(range(50))
+
+
+@contextlib.contextmanager
+def room_for(nbytes: int) -> Iterator[None]:
+    """Let torch's allocator take this number of bytes more than it has now."""
+    gc.collect()
+    torch.cuda.synchronize()
+    send([torch.zeros(1)])  # frees dropped memory
+    torch.cuda.empty_cache()
+    total = torch.cuda.get_device_properties(device()).total_memory
+    most = torch.cuda.memory_reserved() + nbytes
+    torch.cuda.set_per_process_memory_fraction(most / total)
+    try:
+        yield
+    finally:
+        torch.cuda.synchronize()
+        torch.cuda.set_per_process_memory_fraction(1.0)
+
+
+def drop_batch_in_use(source: torch.Tensor) -> torch.cuda.Event:
+    """Drop a batch that a step of the current stream uses; return the end of it."""
+    batch = send([source])
+    keep_busy(1_000_000_000)
+    batch[0].add_(1)
+    busy = torch.cuda.Event()
+    busy.record()
+    return busy
+
+
+@engine
+@pytest.mark.parametrize("num", [1, 3])
+def test_memory_that_waits_for_steps_is_there_for_every_allocation(num):
+    source = torch.ones(40 << 20, dtype=torch.uint8)
+    with room_for(num * source.nbytes + (10 << 20)):
+        for _ in range(num):
+            drop_batch_in_use(source)
+        found = torch.full((num * source.nbytes,), 7, dtype=torch.uint8, device="cuda")
+        assert bool((found.cpu() == 7).all())
+
+
+@engine
+def test_on_a_full_device_a_batch_reuses_memory_without_a_wait_of_the_host():
+    source = torch.ones(40 << 20, dtype=torch.uint8)
+    with room_for(source.nbytes + (10 << 20)):
+        send([source])
+        before = torch.cuda.memory_stats()["num_alloc_retries"]
+        for _ in range(3):
+            busy = drop_batch_in_use(source)
+            copied = send([source])
+            assert not busy.query()
+            assert all_same(copied, [source])
+            del copied
+        assert torch.cuda.memory_stats()["num_alloc_retries"] == before
+
+
+@engine
+def test_a_copy_waits_for_no_step_although_other_code_asks_for_memory():
+    source = torch.ones(3 << 20, dtype=torch.uint8)
+    with room_for(1 << 30):
+        for step in range(3):
+            busy = drop_batch_in_use(source)
+            torch.empty((64 + 16 * step) << 20, dtype=torch.uint8, device=device())
+            copy = to_device.send([source], device())
+            copy._event.synchronize()
+            assert not busy.query()
+            assert all_same(copy.wait(), [source])
+
+
+@engine
+@pytest.mark.fake_cuda
+def test_other_allocators_of_torch_keep_memory_for_its_users():
+    code = """
+    import os, torch
+    from pyparallel import scatter
+    library = os.environ["LD_PRELOAD"].split()[0]
+    allocator = torch.cuda.memory.CUDAPluggableAllocator(
+        library, "fakecuda_plain_malloc", "fakecuda_plain_free")
+    torch.cuda.memory.change_current_allocator(allocator)
+    (batch,) = scatter([torch.arange(5.0)], [0])
+    assert batch[0].tolist() == [0, 1, 2, 3, 4]
+    batch[0].untyped_storage().resize_(0)
+    """
+    subprocess.run([sys.executable, "-c", textwrap.dedent(code)], check=True, cwd=ROOT)
 
 
 def test_gradients_flow_back_from_the_device():

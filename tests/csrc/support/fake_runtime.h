@@ -64,6 +64,7 @@ class Runtime : public pyparallel::transfer::Runtime {
     delete slab;
   }
 
+  int64_t memory_size(int64_t) override { return num_bytes; }
   int pin(void*, int64_t) override { return 0; }
   void unpin(void*) override {}
 
@@ -167,6 +168,7 @@ class Runtime : public pyparallel::transfer::Runtime {
 
   static constexpr int64_t kCopies = 0;  // the stream of the copies in all tests
   std::atomic<int64_t> capturing{-1};
+  int64_t num_bytes = 0;        // of the memory of a device
   std::vector<Stream> current;  // of every thread
   pyparallel::transfer::CopyObserver* observer = nullptr;
   Work before_answer;   // runs once, between the answer of is_done and its return

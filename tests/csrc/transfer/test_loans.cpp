@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <memory>
+#include <stdexcept>
 #include <vector>
 
 #include "check.h"
@@ -17,32 +18,60 @@ using namespace pyparallel::transfer;
 
 constexpr int64_t kNumBytes = 100;
 
-// Counts the loans that have memory.
-class CountedLoan final : public Loan {
- public:
-  CountedLoan(const Stream& stream, int64_t* alive)
-      : Loan(stream, kNumBytes), alive_(alive) {
-    ++*alive_;
-  }
-  ~CountedLoan() override { --*alive_; }
-
- private:
-  int64_t* alive_;
+// The loans that have memory, and the users of memory that the allocator got.
+struct Memory {
+  int64_t alive = 0;
+  std::vector<Stream> given_to;
+  bool accepts = true;
+  Loan* rejected = nullptr;  // without an owner
 };
 
-struct Lending : Bench {
+class CountedLoan final : public Loan {
+ public:
+  CountedLoan(const Stream& stream, Memory* memory)
+      : Loan(stream, kNumBytes), memory_(memory) {
+    ++memory_->alive;
+  }
+  ~CountedLoan() override { --memory_->alive; }
+
+  void give(const std::vector<Stream>& users) override {
+    if (!memory_->accepts) {
+      memory_->rejected = this;
+      throw std::runtime_error("no memory");
+    }
+    for (const Stream& user : users) memory_->given_to.push_back(user);
+  }
+
+ private:
+  Memory* memory_;
+};
+
+struct Lending : Bench, Memory {
   // Lends memory of the copy stream, and drops it again.
   std::unique_ptr<Loan> lend(const std::vector<Stream>& users = {kHome}) {
     engine.loans().make_room(kNumBytes, kCopies);
-    auto loan = std::make_unique<CountedLoan>(kCopies, &alive);
+    auto loan = std::make_unique<CountedLoan>(kCopies, this);
     engine.loans().lend(*loan);
     for (const Stream& user : users) engine.loans().use(loan.get(), user);
     return loan;
   }
   void drop(std::unique_ptr<Loan> loan) { engine.loans().drop(std::move(loan)); }
+  // Drops memory until the copies wait for a step.
+  void drop_to_the_limit(int64_t most) {
+    for (int64_t i = 0; i < most; ++i) drop(lend());
+    CHECK(count(runtime.take_calls(), "wait 0") == 0);
+    drop(lend());
+    drop(lend());
+    CHECK(count(runtime.take_calls(), "wait 0") > 0);
+  }
   void make_room() { engine.loans().make_room(0, kCopies); }
-
-  int64_t alive = 0;
+  void finish() {
+    synchronize();
+    make_room();
+  }
+  int64_t num_dropped() {
+    return engine.loans().info(kCopies).dropped_nbytes / kNumBytes;
+  }
 };
 
 TEST(test_memory_without_users_is_free_at_once) {
@@ -83,14 +112,13 @@ TEST(test_at_the_limit_the_copies_wait_for_the_oldest_users_alone) {
   for (int i = 0; i < 20; ++i) {
     bench.drop(bench.lend());
     CHECK(bench.alive <= 2);
-    CHECK(bench.engine.loans().info(kCopies).dropped_nbytes == kNumBytes * bench.alive);
+    CHECK(bench.num_dropped() == bench.alive);
   }
   first->open();
   second->open();
-  bench.synchronize();
-  bench.make_room();
+  bench.finish();
   CHECK(bench.alive == 0);
-  CHECK(bench.engine.loans().info(kCopies).dropped_nbytes == 0);
+  CHECK(bench.num_dropped() == 0);
   CHECK(bench.engine.events().num_idle() == bench.engine.events().num_created());
 }
 
@@ -99,16 +127,83 @@ TEST(test_lent_memory_raises_the_limit) {
   const auto gate = bench.stop(kHome);
   std::vector<std::unique_ptr<Loan>> held;
   for (int i = 0; i < 3; ++i) held.push_back(bench.lend());
-  for (int i = 0; i < 4; ++i) bench.drop(bench.lend());
-  CHECK(count(bench.runtime.take_calls(), "wait 0") == 0);
-  bench.drop(bench.lend());
-  bench.drop(bench.lend());
-  CHECK(count(bench.runtime.take_calls(), "wait 0") > 0);
+  bench.drop_to_the_limit(4);
   CHECK(bench.alive <= 8);
   gate->open();
   for (auto& loan : held) bench.drop(std::move(loan));
-  bench.synchronize();
-  bench.make_room();
+  bench.finish();
+}
+
+TEST(test_a_share_of_the_device_may_always_wait) {
+  Lending bench;
+  bench.runtime.num_bytes = 32 * 10 * kNumBytes;
+  const auto gate = bench.stop(kHome);
+  bench.drop_to_the_limit(11);
+  CHECK(bench.alive <= 12);
+  gate->open();
+  bench.finish();
+}
+
+TEST(test_an_allocator_gets_memory_together_with_its_users) {
+  Lending bench;
+  const auto gate = bench.stop(kHome);
+  const auto other = bench.stop(kOther);
+  const auto held = bench.lend();
+  bench.drop(bench.lend({kHome, kOther}));
+  bench.engine.loans().reclaim();
+  CHECK(bench.alive == 1);
+  CHECK(bench.given_to == (std::vector<Stream>{kHome, kOther}));
+  bench.engine.loans().reclaim();  // has nothing to give
+  CHECK(bench.given_to.size() == 2);
+  CHECK(count(bench.runtime.take_calls(), "wait 0") == 0);
+  CHECK(bench.num_dropped() == 1);  // until the users are done
+  gate->open();
+  other->open();
+  bench.finish();
+  CHECK(bench.num_dropped() == 0);
+}
+
+TEST(test_memory_beyond_the_limit_is_not_given) {
+  Lending bench;
+  const auto gate = bench.stop(kHome);
+  const auto held = bench.lend();
+  for (int i = 0; i < 20; ++i) {
+    bench.drop(bench.lend());
+    bench.engine.loans().reclaim();
+    CHECK(bench.given_to.size() <= 1);
+    CHECK(bench.num_dropped() <= 1);
+  }
+  gate->open();
+  bench.finish();
+}
+
+TEST(test_on_a_full_device_the_copies_wait) {
+  Lending bench;
+  const auto gate = bench.stop(kHome);
+  const auto held = bench.lend();
+  bench.drop(bench.lend());
+  bench.engine.loans().reclaim(&kOther);
+  CHECK(bench.given_to.size() == 1);  // of another stream
+  bench.drop(bench.lend());
+  bench.engine.loans().reclaim(&kCopies);
+  CHECK(bench.given_to.size() == 1);
+  CHECK(bench.alive == 1);
+  CHECK(count(bench.runtime.take_calls(), "wait 0") == 1);
+  gate->open();
+  bench.finish();
+}
+
+TEST(test_memory_that_the_allocator_rejects_is_never_free) {
+  Lending bench;
+  bench.accepts = false;
+  const auto gate = bench.stop(kHome);
+  const auto held = bench.lend();
+  bench.drop(bench.lend());
+  bench.engine.loans().reclaim();
+  gate->open();
+  bench.finish();
+  CHECK(bench.alive == 2);
+  delete bench.rejected;
 }
 
 TEST(test_a_user_under_capture_gets_its_event_later) {
@@ -116,14 +211,13 @@ TEST(test_a_user_under_capture_gets_its_event_later) {
   bench.runtime.capturing = kHome.id;
   bench.drop(bench.lend());
   for (int i = 0; i < 5; ++i) bench.drop(bench.lend({kOther}));
-  bench.synchronize();
-  bench.make_room();
+  bench.engine.loans().reclaim(&kCopies);
+  bench.finish();
   CHECK(bench.alive == 1);
   CHECK(count(bench.runtime.take_calls(), "record 1") == 0);
   bench.runtime.capturing = -1;
   bench.engine.loans().record_dropped();
-  bench.synchronize();
-  bench.make_room();
+  bench.finish();
   CHECK(bench.alive == 0);
 }
 
@@ -132,8 +226,7 @@ TEST(test_memory_without_an_event_is_never_free) {
   bench.drop(bench.lend());
   bench.runtime.fail("record", 1);
   bench.engine.loans().record_dropped();
-  bench.synchronize();
-  bench.make_room();
+  bench.finish();
   CHECK(bench.alive == 1);
 }
 
@@ -143,10 +236,10 @@ TEST(test_memory_stays_if_the_stream_cannot_wait) {
   bench.drop(bench.lend());
   bench.engine.loans().record_dropped();
   bench.runtime.fail("wait 0", 1);
-  bench.engine.loans().free_all();
+  bench.engine.loans().reclaim(&kCopies);
   const auto other = bench.lend();
   CHECK(bench.alive == 2);
-  bench.engine.loans().free_all();
+  bench.engine.loans().reclaim(&kCopies);
   CHECK(bench.alive == 1);
   gate->open();
 }
@@ -157,7 +250,7 @@ TEST(test_a_forked_child_frees_nothing) {
   const pid_t child = fork();
   if (child == 0) {
     bench.drop(std::move(loan));
-    bench.engine.loans().free_all();
+    bench.engine.loans().reclaim();
     _exit(bench.alive == 1 ? 0 : 1);
   }
   int status = 1;
