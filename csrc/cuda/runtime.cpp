@@ -12,6 +12,7 @@
 
 #include <atomic>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "cuda/host_allocator.h"
@@ -28,17 +29,22 @@ c10::DeviceIndex index_of(int64_t device) {
   return static_cast<c10::DeviceIndex>(device);
 }
 
+// True while exchange_capture_mode has set the relaxed mode of this thread.
+thread_local bool is_relaxed = false;
+
 // Guards every call to a device. It makes the device current, so that no call opens a
 // context on another one. The relaxed mode allows calls that a capture in another
 // thread forbids by default; none of them is made on a captured stream. The device is
 // set first, because the exchange of the mode opens a context on the current device.
 class CallGuard {
  public:
-  explicit CallGuard(int64_t device) : device_(index_of(device)) {}
+  explicit CallGuard(int64_t device) : device_(index_of(device)) {
+    if (!is_relaxed) relaxed_.emplace(cudaStreamCaptureModeRelaxed);
+  }
 
  private:
   c10::cuda::CUDAGuard device_;
-  c10::cuda::CUDAStreamCaptureModeGuard relaxed_{cudaStreamCaptureModeRelaxed};
+  std::optional<c10::cuda::CUDAStreamCaptureModeGuard> relaxed_;
 };
 
 // Returns a device with a context, if there is one, for calls that need any device.
@@ -224,9 +230,12 @@ class CudaRuntime final : public transfer::Runtime {
   }
 
   int exchange_capture_mode(int mode, int64_t device) override {
+    if (is_relaxed && mode == transfer::kRelaxed) return mode;
     const c10::cuda::CUDAGuard guard(index_of(device));
     auto exchanged = static_cast<cudaStreamCaptureMode>(mode);
     C10_CUDA_CHECK(cudaThreadExchangeStreamCaptureMode(&exchanged));
+    // If other code had set it, only that code knows when it ends.
+    is_relaxed = mode == transfer::kRelaxed && exchanged != mode;
     return exchanged;
   }
 

@@ -13,6 +13,7 @@ from torch.utils.data import get_worker_info
 
 from .. import backend
 from ..core.torch_private import new_shared
+from ..transfer.device import relaxed_here
 
 #: Several results up to this size are cheaper to copy into a slab together than to
 #: write into it one by one.
@@ -76,7 +77,8 @@ def empty(
     * any other process: for large host tensors, recycled memory (`pyparallel.memory`).
     """
     if device.type != "cpu":
-        return torch.empty(shape, dtype=dtype, device=device)
+        with relaxed_here():  # it may need more memory
+            return torch.empty(shape, dtype=dtype, device=device)
     if _local.slab is not None:
         result = _local.slab.empty(shape, dtype)
         # A result that does not fit into the slab is copied into other memory later.

@@ -21,9 +21,11 @@ from repository import ROOT
 from ring_workers import Worker
 
 from pyparallel import (
+    ImagePreprocessor,
     PreDataLoader,
     backend,
     gather,
+    pad_stack,
     scatter,
     start_to_host,
     to_host,
@@ -222,6 +224,10 @@ LARGER: dict[str, Callable[[torch.Tensor], Any]] = {
     "a batch without a ring": lambda _: receive_unpinned(),
     "to_host": lambda large: to_host([large[::2], large]),
     "start_to_host": lambda large: start_to_host([large]).get(),
+    "pad_stack": lambda large: pad_stack([large, large[:5]]),
+    "images": lambda large: ImagePreprocessor()(
+        [large[: 60 << 20].view(3, 4 << 10, -1)]
+    ),
 }
 
 
@@ -242,6 +248,17 @@ def test_no_stream_of_the_pool_is_the_copy_stream(api: Any) -> None:
         copies = api.copy_stream(where)
         streams = [torch.cuda.Stream(where) for _ in range(70)]
         assert copies not in streams and copies.device == where
+
+
+@pytest.mark.fake_cuda  # lists the calls
+def test_a_batch_sets_the_capture_mode_only_a_few_times() -> None:
+    batch = [torch.ones(5)] * 20
+    for _ in range(3):
+        scatter(batch, [device()])
+        torch.cuda.synchronize()
+    with fake_cuda.calls() as calls:
+        scatter(batch, [device()])
+    assert calls.count("cudaThreadExchangeStreamCaptureMode") <= 6
 
 
 # ----------------------------------------------------------------------------- errors
