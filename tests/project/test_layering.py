@@ -18,7 +18,7 @@ FLOORS = [
     ["core"],
     ["backend"],
     ["transfer"],
-    ["batch", "memory", "shm"],
+    ["batch", "memory", "shm", "workers"],
     ["images", "loader", "sampler", "scatter_gather"],
     ["parallel", "prefetch"],
     ["mmcv", "mmengine", "profiler"],

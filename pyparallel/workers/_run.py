@@ -1,0 +1,133 @@
+"""The main function of a worker process."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import select
+import signal
+import socket
+import sys
+import traceback
+from typing import Any
+
+from . import descriptors
+from ._channel import Channel, close_in_children
+from ._start import restore_handlers
+from .deaths import Stacks
+from .interface import PackedProgram
+
+#: Tails of messages without a head. They report how far a worker has come: it has the
+#: program, it has started the program, it failed to do so (followed by a traceback).
+LOADED, READY, FAILED = b"l", b"r", b"f"
+
+
+def work(
+    end: socket.socket,
+    life: Any,
+    worker: int,
+    stacks: Stacks,
+    program: PackedProgram | None,
+) -> None:
+    """Answer tasks until the parent closes the channel.
+
+    Args:
+        end: of the channel.
+        life: the reading end of a pipe whose other end only the parent holds.
+        worker: the number of the worker.
+        stacks: entered by this process.
+        program: None: it is the first message.
+    """
+    restore_handlers()
+    # A terminal sends Ctrl-C to all of its processes. The parent decides what ends. A
+    # signal that is ignored, instead, would be ignored by programs of the data set.
+    signal.signal(signal.SIGINT, _do_nothing)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+    _end_with_parent(life)
+    stacks.enter()
+    close_in_children(end).setblocking(True)
+    channel = Channel(end)
+    with contextlib.suppress(_Closed):
+        program = _prepare(channel, worker, program)
+        while program is not None and _answer(channel, program):
+            pass
+
+
+def _do_nothing(number: int, frame: Any) -> None:
+    pass
+
+
+class _Closed(Exception):
+    """The parent has closed the channel."""
+
+
+def _receive(channel: Channel) -> Any:
+    try:
+        return channel.receive()
+    except EOFError:
+        raise _Closed from None
+
+
+def _send(channel: Channel, *message: Any) -> None:
+    try:
+        channel.send(*message)
+    except (BrokenPipeError, ConnectionResetError):
+        raise _Closed from None
+
+
+def _prepare(
+    channel: Channel, worker: int, program: PackedProgram | None
+) -> PackedProgram | None:
+    """Return the program after its start. Send an error, and return None."""
+    message = _receive(channel) if program is None else ()
+    try:
+        loaded: PackedProgram = program or descriptors.load(*message[1:])
+        _send(channel, b"", LOADED)
+        loaded.start(worker)
+    except Exception as error:
+        if isinstance(error, _Closed):
+            raise
+        text = traceback.format_exc()
+        _send(channel, b"", FAILED + text.encode(errors="replace"))
+        return None
+    _send(channel, b"", READY)
+    return loaded
+
+
+def _answer(channel: Channel, program: PackedProgram) -> bool:
+    """Answer the next task. Return False if the worker ends after that."""
+    _, *task = _receive(channel)
+    try:
+        loaded = descriptors.load(*task)
+    except Exception as error:
+        answer = program.failed(error)
+    else:
+        answer = program.answer(loaded)
+    head, tail, sent, ends = answer
+    _send(channel, head, tail, sent)
+    return not ends
+
+
+def _end_with_parent(life: Any) -> None:
+    """Let the system kill this process when its parent has ended, also inside a task.
+
+    The parent holds the other end of a pipe. The system signals its end, whatever the
+    start method is, and also if the thread that started this process has ended. A
+    handler would wait for the end of a native call, so the signal is SIGKILL.
+    """
+    if sys.platform != "linux":
+        return
+    # Signals belong to an opened file. The processes share `life`, so open it again.
+    with contextlib.suppress(OSError):
+        flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
+        fd = os.open(f"/proc/self/fd/{life.fileno()}", flags)
+        fcntl.fcntl(fd, fcntl.F_SETOWN, os.getpid())
+        fcntl.fcntl(fd, fcntl.F_SETSIG, int(signal.SIGKILL))
+        flags = fcntl.fcntl(fd, fcntl.F_GETFL)
+        fcntl.fcntl(fd, fcntl.F_SETFL, flags | os.O_ASYNC)
+    ended = select.poll()
+    ended.register(life, select.POLLIN)
+    if ended.poll(0):
+        os._exit(1)

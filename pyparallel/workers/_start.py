@@ -1,0 +1,105 @@
+"""Start processes, and leave nothing open or half started if that fails.
+
+Note: [interrupts]. An exception of a signal handler, such as a KeyboardInterrupt, may
+come between any two instructions: behind the fork of a process and before its object
+knows it. So handlers wait while processes start and end.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import threading
+import traceback
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from ._channel import kept
+from .deaths import Stacks
+
+#: More descriptors than `multiprocessing` opens to start a process.
+_NUM_SPARE = 8
+#: The pipe ends in the frame of `multiprocessing` that forks.
+_PIPE_ENDS = ("parent_r", "child_w", "child_r", "parent_w")
+
+#: The handlers that wait, by signal.
+_handlers: dict[int, Any] = {}
+
+
+@contextlib.contextmanager
+def deferred_signals() -> Iterator[None]:
+    """Run Python's handlers of signals that arrive in the block after the block."""
+    if _handlers or threading.current_thread() is not threading.main_thread():
+        yield  # Python calls handlers in the main thread only
+        return
+    arrived: list[int] = []
+
+    def note(number: int, frame: Any) -> None:
+        arrived.append(number)
+
+    try:
+        for number in map(int, signal.valid_signals()):
+            handler = signal.getsignal(number)
+            if callable(handler):
+                _handlers[number] = handler
+                signal.signal(number, note)
+        yield
+    finally:
+        handlers = restore_handlers()
+        for number in arrived:
+            handlers[number](number, None)
+
+
+def restore_handlers() -> dict[int, Any]:
+    """End `deferred_signals`, in a forked child as well. Return the handlers."""
+    handlers = _handlers.copy()
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
+    _handlers.clear()
+    return handlers
+
+
+def start(process: Any, method: str, ends: Sequence[Any], stacks: Stacks) -> None:
+    """Start a process.
+
+    Args:
+        process: of `multiprocessing`.
+        method: its start method.
+        ends: the ends of sockets and pipes that it needs.
+        stacks: entered by a process that is forked.
+
+    Raises:
+        OSError: no descriptor, process or memory is left.
+    """
+    spare: list[int] = []
+    try:
+        while len(spare) < _NUM_SPARE:
+            spare.append(os.dup(ends[0].fileno()))
+    finally:
+        for fd in spare:
+            os.close(fd)
+    if method == "fork":
+        with kept(*ends), stacks.inherited():
+            try:
+                process.start()
+            except OSError as error:
+                _close_pipes(error)
+                raise
+        return
+    # The new process inherits this mask, so no Ctrl-C ends it before it has a handler.
+    mask = [signal.SIGINT] if method == "spawn" else []
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, mask)
+    try:
+        process.start()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _close_pipes(error: OSError) -> None:
+    """Close the pipes of a fork that failed, which `multiprocessing` leaves open."""
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        if frame.f_code.co_name == "_launch":
+            for name in _PIPE_ENDS:
+                with contextlib.suppress(OSError, KeyError):
+                    os.close(frame.f_locals[name])

@@ -1,0 +1,125 @@
+"""Pickle objects that own file descriptors, and send these with the message.
+
+`multiprocessing` pickles a descriptor, of a tensor in shared memory or of a pipe, as a
+one-time reference to a server thread in the sending process. Inside `sending` it is the
+number of a descriptor that travels with the message. So there is no thread, and the
+sender may end before the message is received.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import copyreg
+import io
+import os
+import pickle
+import threading
+from collections.abc import Iterator, Sequence
+from multiprocessing import context
+from multiprocessing.reduction import ForkingPickler
+from typing import Any
+
+#: The reducers of `ForkingPickler`, which has no public name for them.
+_forking: Any = ForkingPickler
+_REDUCERS: Any = collections.ChainMap(_forking._extra_reducers, copyreg.dispatch_table)
+
+
+class Pickler(pickle.Pickler):
+    """A `ForkingPickler` that does not copy the tables of reducers for each object."""
+
+    dispatch_table = _REDUCERS
+
+
+class _Sent:
+    """A descriptor inside a pickle."""
+
+    def __init__(self, number: int) -> None:
+        self._number = number
+
+    def detach(self) -> int:
+        """Return the descriptor, which the caller closes."""
+        fd, _arrived.descriptors[self._number] = _arrived.descriptors[self._number], -1
+        if fd < 0:
+            raise RuntimeError("a descriptor can be detached only once")
+        return fd
+
+
+class _Collector:
+    """Takes the place of a process that is being started, which may get descriptors."""
+
+    DupFd = _Sent
+
+    def __init__(self) -> None:
+        self.descriptors: list[int] = []
+
+    def duplicate_for_child(self, fd: int) -> int:
+        """Keep a copy of a descriptor, and return its number in the message."""
+        self.descriptors.append(os.dup(fd))
+        return len(self.descriptors) - 1
+
+
+class _Arrived(threading.local):
+    """The descriptors of the message that this thread unpickles."""
+
+    def __init__(self) -> None:
+        self.descriptors: list[int] = []
+
+
+_arrived = _Arrived()
+
+
+@contextlib.contextmanager
+def sending() -> Iterator[list[int]]:
+    """Collect the descriptors of all objects that this thread pickles in the block.
+
+    The caller closes them, or sends them. An error in the block closes them.
+    """
+    before: Any = context.get_spawning_popen()
+    collector: Any = _Collector()
+    context.set_spawning_popen(collector)
+    try:
+        yield collector.descriptors
+    except BaseException:
+        close(collector.descriptors)
+        raise
+    finally:
+        context.set_spawning_popen(before)
+
+
+@contextlib.contextmanager
+def arriving(descriptors: Sequence[int]) -> Iterator[None]:
+    """Give the objects that this thread unpickles in the block their descriptors.
+
+    Those that no object has taken are closed at the end of the block.
+    """
+    before, _arrived.descriptors = _arrived.descriptors, list(descriptors)
+    try:
+        yield
+    finally:
+        left, _arrived.descriptors = _arrived.descriptors, before
+        close(left)
+
+
+def dump(value: Any) -> tuple[bytes, list[int]]:
+    """Return a value as bytes and descriptors."""
+    with sending() as descriptors:
+        file = io.BytesIO()
+        Pickler(file, pickle.HIGHEST_PROTOCOL).dump(value)
+    return file.getvalue(), descriptors
+
+
+def load(data: Any, descriptors: Sequence[int]) -> Any:
+    """Return the value of bytes and descriptors, which this function closes."""
+    if not descriptors:
+        return pickle.loads(data)
+    with arriving(descriptors):
+        return pickle.loads(data)
+
+
+def close(descriptors: Sequence[int]) -> None:
+    """Close descriptors; negative numbers are closed already."""
+    for fd in descriptors:
+        if fd >= 0:
+            with contextlib.suppress(OSError):
+                os.close(fd)

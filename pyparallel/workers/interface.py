@@ -1,0 +1,148 @@
+"""The interface of all kinds of workers. It knows no batches and no loader."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Protocol
+
+
+class Outgoing(NamedTuple):
+    """The answer of a worker process to a task.
+
+    Attributes:
+        head: bytes that are not empty.
+        tail: more bytes, which the receiver gets apart.
+        descriptors: sent with the bytes, and closed in this process after that.
+        ends: the worker ends after this answer.
+    """
+
+    head: bytes
+    tail: bytes | bytearray | memoryview = b""
+    descriptors: Sequence[int] = ()
+    ends: bool = False
+
+
+class Program(Protocol):
+    """The code of workers that share the memory of the caller."""
+
+    def start(self, worker: int) -> None:
+        """Prepare worker number ``worker``, in the worker."""
+
+    def run(self, task: Any) -> Any:
+        """Return the answer to a task. An error of the task is an answer as well."""
+
+
+class PackedProgram(Protocol):
+    """The code of worker processes.
+
+    A fork inherits it. Otherwise it is pickled for each worker, with its descriptors.
+    """
+
+    def start(self, worker: int) -> None:
+        """Prepare worker number ``worker``, in the worker."""
+
+    def answer(self, task: Any) -> Outgoing:
+        """Return the answer to a task. An error of the task is an answer as well."""
+
+    def failed(self, error: Exception) -> Outgoing:
+        """Return the answer to a task that could not be unpickled."""
+
+
+class Workers(Protocol):
+    """Workers of one kind. One thread at a time sends and receives.
+
+    Attributes:
+        packs: whether an answer is a tuple of head, tail and descriptors, which its
+            receiver closes. Otherwise it is the object that `Program.run` returned.
+        processes: the processes, of `multiprocessing`. Empty without processes.
+        is_whole: whether an interrupt would lose nothing now. `send` and `receive` set
+            it to False, to True during a wait, and restore it. A caller that has more
+            to lose sets it to False for longer.
+    """
+
+    packs: bool
+    processes: list[Any]
+    is_whole: bool
+
+    def send(self, worker: int, task: Any) -> None:
+        """Send a task without waiting.
+
+        Raises:
+            Exception: the task cannot be pickled. Nothing was sent.
+        """
+
+    def receive(self, worker: int | None, timeout: float | None) -> tuple[int, Any]:
+        """Return the number of a worker and its next answer.
+
+        Args:
+            worker: the worker to wait for. None: any worker.
+            timeout: in seconds. None: no limit.
+
+        Raises:
+            WorkerDied: a worker with tasks has ended, and no answer is there to return.
+            ProgramError: a worker could not prepare its program.
+            TimeoutError: no answer arrived in time.
+            Woken: `wake` was called, or `close` in another thread.
+            OSError: a worker cannot be started. All workers have been ended.
+        """
+
+    def wake(self) -> None:
+        """Let a `receive` that waits raise `Woken`, or the next one that has to wait.
+
+        For any thread. A receiver that did not ask for it calls `receive` again.
+        """
+
+    def end(self, worker: int) -> None:
+        """End one worker that gets no more tasks."""
+
+    def close(self) -> None:
+        """End all workers, also in the middle of their tasks.
+
+        For any thread. It does nothing a second time, and nothing in a forked child.
+        """
+
+    def has_lost(self) -> bool:
+        """Return True if these workers cannot run another epoch.
+
+        One has ended, an interrupt may have lost a message, or this process is a fork.
+        """
+
+    def has_begun(self, worker: int) -> bool:
+        """Return True if a worker has prepared its program."""
+
+    def stack(self, worker: int) -> str:
+        """Return the stacks of a worker's threads. Empty if they cannot be known."""
+
+
+class WorkerDied(RuntimeError):
+    """A worker ended before it had answered all of its tasks.
+
+    Attributes:
+        worker: its number.
+        pid: its process id.
+        code: its exit code. Negative: the signal that killed it. None: it still runs,
+            but has closed its end of the channel.
+    """
+
+    def __init__(self, worker: int, pid: int, code: int | None) -> None:
+        super().__init__(worker, pid, code)
+        self.worker, self.pid, self.code = worker, pid, code
+
+
+class ProgramError(RuntimeError):
+    """A worker could not unpickle or start its program. The text has its traceback.
+
+    Attributes:
+        worker: its number.
+        text: the traceback of the worker.
+    """
+
+    def __init__(self, worker: int, text: str) -> None:
+        super().__init__(
+            f"worker {worker} must unpickle and start its program, but raised:\n{text}"
+        )
+        self.worker, self.text = worker, text
+
+
+class Woken(Exception):
+    """Another thread called `Workers.wake` or `Workers.close`."""

@@ -1,0 +1,428 @@
+"""Workers that are processes, with a socket pair for each.
+
+Note: [start of workers]. A fork inherits the program. Other processes import the main
+module and torch again, which takes seconds of a core. So as many start at a time as
+there are cores, and the first answer needs one import. All programs are pickled at
+once, so a later change of the data set reaches no worker. Each one is pickled for its
+worker, because objects may count their copies. It is the first message of the worker.
+In the pipe of `multiprocessing`, it would wait until the process has imported.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import errno
+import os
+import pickle
+import select
+import socket
+import threading
+import time
+import weakref
+from collections import deque
+from multiprocessing import connection, process
+from typing import Any
+
+from . import descriptors
+from ._channel import Channel, close_in_children, pair
+from ._run import FAILED, READY, work
+from ._start import deferred_signals, start
+from .deaths import Stacks
+from .interface import PackedProgram, ProgramError, Woken, WorkerDied
+
+#: A process that holds a copy of a worker's socket hides its end. So the parent also
+#: asks the system after each wait of this number of seconds.
+_CHECK_SECONDS = 0.5
+#: The time from the end of the file of a process to its exit code.
+_EXIT_SECONDS = 0.3
+#: The time of workers to finish their task, and to end after each of two signals.
+_END_SECONDS = (0.7, 0.5, 1.0)
+#: The most calls of `wake` that one `Woken` answers.
+_WAKEUPS = 4096
+#: Opcode of pickles that refer to a class or a function.
+_GLOBAL = b"\x93"
+
+#: The workers that this process has started, and not the parent of a fork.
+_processes: weakref.WeakSet[Any] = weakref.WeakSet()
+_pools: weakref.WeakSet[ProcessWorkers] = weakref.WeakSet()
+
+
+class _Worker:
+    """A worker, as its parent knows it."""
+
+    def __init__(self, number: int, started: Any, end: socket.socket) -> None:
+        self.number, self.process, self.channel = number, started, Channel(end)
+        self.fileno = end.fileno()
+        self.answers: deque[Any] = deque()
+        self.num_pending = 0  # tasks without an answer that was delivered
+        self.has_begun = self.has_ended = False
+        self.error = ""  # the traceback of a program that could not start
+        self.code: int | None = None
+
+
+class ProcessWorkers:
+    """Processes that run a program. See Note [start of workers].
+
+    Args:
+        context: a context of ``multiprocessing``.
+        program: the program.
+        count: the number of workers.
+
+    Raises:
+        Exception: the program cannot be pickled.
+        OSError: no descriptor, process or memory is left.
+    """
+
+    packs = True
+
+    def __init__(self, context: Any, program: PackedProgram, count: int) -> None:
+        self._pid = os.getpid()
+        self._lock = threading.RLock()
+        self._wake_lock = threading.RLock()
+        self._is_closing = self._is_closed = False
+        self.is_whole = True
+        self.processes: list[Any] = []
+        self._workers: list[_Worker] = []
+        self._open: list[Any] = []  # ends of pipes and sockets, beside the channels
+        self._waiting: deque[tuple[_Worker, socket.socket]] = deque()  # not started
+        self._starting: set[int] = set()
+        self._method = context.get_start_method()
+        self._poll = select.poll()
+        self._by_descriptor: dict[int, _Worker] = {}
+        with deferred_signals():
+            _pools.add(self)
+            try:
+                self._set_up(context, program, count)
+                self._start_more()
+            except BaseException:
+                self.close()
+                raise
+
+    def _set_up(self, context: Any, program: PackedProgram, count: int) -> None:
+        self._stacks = Stacks()
+        self._open += [self._stacks]
+        self._woken, self._waker = pair()
+        self._open += [self._woken, self._waker]
+        self._waker.setblocking(False)
+        self._poll.register(self._woken, select.POLLIN)
+        # The system closes the second end with this process: see `_end_with_parent`.
+        pipe = connection.Pipe(duplex=False)
+        self._life, _ = map(close_in_children, pipe)
+        self._open += pipe
+        forks = self._method == "fork"
+        self._num_starts = count if forks else _num_cores()
+        data = b""
+        for number in range(count):
+            ours, theirs = pair()
+            self._open.append(theirs)
+            arguments = theirs, self._life, number, self._stacks
+            made = context.Process(
+                target=work, args=(*arguments, program if forks else None), daemon=True
+            )
+            worker = _Worker(number, made, ours)
+            self._workers.append(worker)
+            self._waiting.append((worker, theirs))
+            self._watch(worker)
+            if not forks:
+                pickled, sent = descriptors.dump(program)
+                data = data if pickled == data else pickled  # keep equal ones once
+                worker.channel.send(b"", data, sent)
+        self.processes = [worker.process for worker in self._workers]
+
+    def _start_more(self) -> None:
+        """Start workers, as many side by side as there are cores."""
+        while self._waiting and len(self._starting) < self._num_starts:
+            worker, theirs = self._waiting.popleft()
+            self._starting.add(worker.number)
+            ends = theirs, self._life
+            start(worker.process, self._method, ends, self._stacks)
+            theirs.close()
+            _processes.add(worker.process)
+            self._by_descriptor[worker.process.sentinel] = worker
+            self._poll.register(worker.process.sentinel, select.POLLIN)
+        if not self._waiting:
+            self._life.close()
+
+    def _watch(self, worker: _Worker) -> None:
+        """Wait for messages of a worker, and until it accepts the rest of ours."""
+        writes = select.POLLOUT if worker.channel.has_unsent else 0
+        self._by_descriptor[worker.fileno] = worker
+        self._poll.register(worker.fileno, select.POLLIN | writes)
+
+    # ------------------------------------------------------------- tasks and answers
+
+    def send(self, worker: int, task: Any) -> None:
+        """See `Workers.send`."""
+        self._check_process()
+        found, self.is_whole = self.is_whole, False
+        try:
+            data, sent = _dump(task)
+            with self._lock:
+                self._send(self._workers[worker], data, sent)
+        except Exception:
+            self.is_whole = found
+            raise
+        self.is_whole = found
+
+    def _send(self, worker: _Worker, data: bytes, sent: list[int]) -> None:
+        worker.num_pending += 1
+        if worker.has_ended:  # `receive` says so
+            descriptors.close(sent)
+            return
+        had_unsent = worker.channel.has_unsent
+        with contextlib.suppress(OSError):
+            worker.channel.send(b"t", data, sent)
+        if worker.channel.has_unsent != had_unsent:
+            self._watch(worker)
+
+    def receive(self, worker: int | None, timeout: float | None) -> tuple[int, Any]:
+        """See `Workers.receive`."""
+        self._check_process()
+        found, self.is_whole = self.is_whole, False
+        try:
+            with self._lock:
+                answer = self._receive(worker, timeout)
+        except Exception:
+            self.is_whole = found
+            raise
+        self.is_whole = found
+        return answer
+
+    def _receive(self, worker: int | None, timeout: float | None) -> tuple[int, Any]:
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while True:
+            if worker is not None:
+                each = self._workers[worker]
+                if not each.answers:  # without a look at others: one call of the system
+                    self._read(each)
+            else:
+                each = max(self._workers, key=lambda one: len(one.answers))
+            if each.answers:
+                each.num_pending -= 1
+                return each.number, each.answers.popleft()
+            self._raise_failure()
+            left = _CHECK_SECONDS
+            if deadline is not None:
+                left = min(left, deadline - time.monotonic())
+                if left <= 0:
+                    raise TimeoutError
+            self._wait(left)
+
+    def _raise_failure(self) -> None:
+        """Raise an error if any worker has failed, or if the workers are closed."""
+        if self._is_closing:
+            raise Woken
+        for worker in self._workers:
+            if worker.num_pending > len(worker.answers):
+                if worker.error:
+                    raise ProgramError(worker.number, worker.error)
+                if worker.has_ended:
+                    raise WorkerDied(worker.number, worker.process.pid, worker.code)
+
+    def _wait(self, seconds: float) -> None:
+        """Wait until a worker answers or ends. Read and write all that is possible."""
+        found, self.is_whole = self.is_whole, True
+        events = self._poll.poll(seconds * 1000)
+        self.is_whole = found
+        for descriptor, event in events:
+            worker = self._by_descriptor.get(descriptor)
+            if worker is not None:
+                self._handle(worker, event, ended=descriptor != worker.fileno)
+        if any(descriptor not in self._by_descriptor for descriptor, _ in events):
+            with contextlib.suppress(OSError):
+                if self._woken.recv(_WAKEUPS):
+                    raise Woken
+        if not events:
+            for worker in self._workers:
+                if worker.process.pid and worker.process.exitcode is not None:
+                    self._handle(worker, select.POLLIN, ended=True)
+
+    def _handle(self, worker: _Worker, event: int, *, ended: bool) -> None:
+        if event & select.POLLOUT:
+            with contextlib.suppress(OSError):  # dead: a read says so
+                worker.channel.flush()
+            if not worker.channel.has_unsent:
+                self._watch(worker)
+        if event & ~select.POLLOUT:
+            self._read(worker, everything=True)
+            if ended:
+                self._set_ended(worker)
+
+    def _read(self, worker: _Worker, *, everything: bool = False) -> None:
+        """Read the next answer of a worker, or all that have arrived."""
+        if worker.has_ended:
+            return
+        try:
+            while (message := worker.channel.receive()) is not None:
+                if message[0]:
+                    worker.answers.append(message)
+                    if not everything:
+                        return
+                else:
+                    self._note(worker, bytes(message[1]))
+        except EOFError:
+            self._set_ended(worker)
+        except OSError as error:
+            if error.errno == errno.EMFILE:
+                raise
+            self._set_ended(worker)
+
+    def _note(self, worker: _Worker, report: bytes) -> None:
+        """Note how far a worker has come, and start the next one."""
+        if report[:1] == FAILED:
+            worker.error = report[1:].decode(errors="replace")
+        worker.has_begun |= report == READY
+        self._leave_start(worker)
+
+    def _leave_start(self, worker: _Worker) -> None:
+        self._starting.discard(worker.number)
+        if self._waiting:
+            with deferred_signals():
+                try:
+                    self._start_more()
+                except BaseException:
+                    self.close()
+                    raise
+
+    def _set_ended(self, worker: _Worker) -> None:
+        if worker.has_ended:
+            return
+        worker.has_ended = True
+        self._forget(worker)
+        if worker.process.pid is not None:
+            worker.process.join(_EXIT_SECONDS)  # its end of file comes first
+            worker.code = worker.process.exitcode
+        self._leave_start(worker)
+
+    def _forget(self, worker: _Worker) -> None:
+        """Wait for this worker no more, and close its channel."""
+        for descriptor, each in list(self._by_descriptor.items()):
+            if each is worker:
+                del self._by_descriptor[descriptor]
+                self._poll.unregister(descriptor)
+        worker.channel.close()
+
+    # ------------------------------------------------------------- from any thread
+
+    def wake(self) -> None:
+        """See `Workers.wake`."""
+        with self._wake_lock, contextlib.suppress(OSError):
+            self._waker.send(b"w")
+
+    def has_begun(self, worker: int) -> bool:
+        """See `Workers.has_begun`."""
+        return self._workers[worker].has_begun
+
+    def stack(self, worker: int) -> str:
+        """See `Workers.stack`."""
+        found = self._workers[worker].process
+        if self._is_closing or found.pid is None or found.exitcode is not None:
+            return ""
+        return self._stacks.read(found.pid)
+
+    def has_lost(self) -> bool:
+        """See `Workers.has_lost`."""
+        return (
+            os.getpid() != self._pid
+            or self._is_closing
+            or not self.is_whole
+            or any(
+                worker.has_ended
+                or bool(worker.error)
+                or (worker.process.pid and worker.process.exitcode is not None)
+                for worker in self._workers
+            )
+        )
+
+    def _check_process(self) -> None:
+        if os.getpid() != self._pid:
+            raise RuntimeError(
+                "DataLoader: an iterator with workers must be used in the process that "
+                f"made it, pid {self._pid}, but this is pid {os.getpid()}, to which "
+                "its batches do not belong. Call iter() of the loader in this process."
+            )
+
+    # ------------------------------------------------------------- the end
+
+    def end(self, worker: int) -> None:
+        """See `Workers.end`."""
+        each = self._workers[worker]
+        each.num_pending = 0
+        if os.getpid() == self._pid and not each.has_ended:
+            each.has_ended = True
+            self._forget(each)
+
+    def close(self) -> None:
+        """See `Workers.close`."""
+        if os.getpid() != self._pid:
+            return
+        with deferred_signals():
+            self._is_closing = True
+            self.wake()
+            # A thread that receives leaves the lock at once. One that pickles may not.
+            has_lock = self._lock.acquire(timeout=_END_SECONDS[0])
+            try:
+                if not self._is_closed:
+                    self._is_closed = True
+                    self._close()
+            finally:
+                if has_lock:
+                    self._lock.release()
+
+    def _close(self) -> None:
+        for worker in self._workers:
+            worker.channel.close()
+        left = [worker.process for worker in self._workers if worker.process.pid]
+        started = left
+        for seconds, stop in zip(_END_SECONDS, ("terminate", "kill", ""), strict=True):
+            deadline = time.monotonic() + seconds
+            for each in left:
+                each.join(max(0.0, deadline - time.monotonic()))
+            left = [each for each in left if each.exitcode is None]
+            for each in left if stop else ():
+                getattr(each, stop)()
+        with self._wake_lock:
+            for end in self._open:
+                end.close()
+        for each in started:
+            each._popen.close()  # its descriptors; its exit code stays
+
+    def __del__(self) -> None:
+        if hasattr(self, "_by_descriptor"):
+            self.close()
+
+
+def _num_cores() -> int:
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _dump(task: Any) -> tuple[bytes, list[int]]:
+    """Return a task as bytes and descriptors."""
+    with contextlib.suppress(Exception):  # the general way may know how, or says why
+        data = pickle.dumps(task, pickle.HIGHEST_PROTOCOL)
+        if _GLOBAL not in data:  # plain data: there is nothing to pickle otherwise
+            return data, []
+    return descriptors.dump(task)
+
+
+def _forget_parent() -> None:
+    """Make ``multiprocessing`` forget the parent's workers in a child of ``os.fork``.
+
+    Otherwise the child terminates them when it exits, as daemons of its own.
+    """
+    children: Any = process._children  # type: ignore[attr-defined]  # private
+    children -= {*_processes}
+    _processes.clear()
+
+
+def _close_all() -> None:
+    for pool in list(_pools):
+        pool.close()
+
+
+atexit.register(_close_all)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_parent)
