@@ -7,9 +7,11 @@ from typing import Any
 from ..core.errors import LoaderWarning, warn_once
 from ..shm import memfd
 from ..shm.ring import Ring, largest_slab, total_nbytes
-from ..shm.serialization import Message, ReceivedBatch, RingMiss
+from ..shm.serialization import ReceivedBatch, RingMiss
 from . import preflight as preflight_module
 from ._worker import WorkerTimings
+from .messages import Facts
+from .reader import Figures
 from .stats import Meter, warn_about_padding
 
 #: Slabs in addition to one for each requested batch: a training loop and a
@@ -92,6 +94,28 @@ class BatchReceiver:
             start_method=preflight_module.start_method_of(loader),
         )
 
+    def count(
+        self, start: int, figures: Figures, nbytes: int, facts: Facts | None
+    ) -> None:
+        """Count a batch that its consumer has waited for.
+
+        Args:
+            start: the reading of the meter's clock at the start of the wait.
+            figures: the measurements of the process that made it.
+            nbytes: the bytes of its tensors.
+            facts: the facts about its message. None: it was made in this thread.
+        """
+        meter = self.meter
+        miss = None if facts is None else facts.miss
+        meter.count_batch(start, figures, nbytes, facts)
+        if figures.padding_nbytes:
+            warn_about_padding(meter, figures.stacked_nbytes, figures.padding_nbytes)
+        if miss is not None:
+            meter.misses[miss.reason] += 1
+        # Workers that started while the ring had no memory do not use it.
+        if miss is not None and miss.reason != "off" and self.ring is not None:
+            _warn_about_miss(miss, self.ring)
+
     def receive(self, received: ReceivedBatch) -> Any:
         """Return the batch of a message from a worker, and count it."""
         batch, message = received.deserialize(), received.message
@@ -119,13 +143,12 @@ class BatchReceiver:
         # Workers that started while the ring had no memory do not use it.
         had_ring = message.miss is None or message.miss.reason != "off"
         if missed and had_ring and self.ring is not None:
-            _warn_about_miss(message, self.ring)
+            _warn_about_miss(message.miss or RingMiss("unsupported", 0), self.ring)
         return batch
 
 
-def _warn_about_miss(message: Message, ring: Ring) -> None:
+def _warn_about_miss(miss: RingMiss, ring: Ring) -> None:
     """Warn once for each reason why a batch missed the ring, and say what to change."""
-    miss = message.miss or RingMiss("unsupported", 0)
     nbytes = miss.nbytes
     outside = "this batch was allocated outside the ring, which is slower"
     texts = {

@@ -30,7 +30,7 @@ from ..core.torch_private import ExceptionWrapper, MapFetcher
 from . import _random_state
 from ._sample_reader import SampleReader
 from ._sampler_state import END, StatefulIterable, copy_state, is_stateful
-from ._worker import wrap_exception
+from .errors import wrap_exception
 from .sample_errors import ErrorPolicy
 
 
@@ -96,8 +96,15 @@ class DatasetTracker:
         self._tracked = self._track()
         self._random: dict[str, Any] | None = None
 
-    def enter(self, worker: int) -> None:
-        """Begin in the process that reads: the process of a worker, or the parent."""
+    def enter(
+        self, worker: int, read_again: Callable[[Any], Any] | None = None
+    ) -> None:
+        """Begin in the process that reads: the process of a worker, or the parent.
+
+        Args:
+            worker: the number of the worker, 0 in the parent.
+            read_again: reads the samples of a task, which were delivered before.
+        """
         self._worker = worker
         if isinstance(self.dataset, IterableDataset):
             return
@@ -105,10 +112,12 @@ class DatasetTracker:
         if record is not None and record["state"] is not None:
             with _random_state.preserve_in_parent():
                 self.dataset.load_state_dict(record["state"]["own"])
-        fetcher = MapFetcher(self.read_as, self._auto_collation, _discard, False)
+        if read_again is None:
+            fetcher = MapFetcher(self.read_as, self._auto_collation, _discard, False)
+            read_again = fetcher.fetch
         for indices in self._replays.get(worker, ()):
             with contextlib.suppress(Exception):  # already raised in the earlier run
-                fetcher.fetch(indices)
+                read_again(indices)
         self._discard_failures()
 
     def open(self) -> Iterator[Any]:

@@ -16,7 +16,7 @@ from zlib import crc32
 
 from torch.utils.data import BatchSampler
 
-from ._worker import wrap_exception
+from .errors import wrap_exception
 
 #: Default of ``next`` for iterators that may yield any value.
 END = object()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import os
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Mapping
@@ -11,7 +12,14 @@ from multiprocessing.context import BaseContext
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch.utils.data
-from torch.utils.data import BatchSampler, Dataset, IterableDataset, Sampler
+from torch.utils.data import (
+    BatchSampler,
+    Dataset,
+    IterableDataset,
+    IterDataPipe,
+    MapDataPipe,
+    Sampler,
+)
 from typing_extensions import Self, TypeVar
 
 from ..batch.collate import collate, collate_one_chunk
@@ -25,6 +33,7 @@ from ._iterators import InProcessIterator, WorkersIterator
 from ._loader_state import find_epochs, ordering_parts
 from ._progress import Progress
 from .applied import applied_changes
+from .epoch import Epoch
 from .copies import TimeoutOfCopies, reads_data_of
 from .preflight import Finding, check_workers_are_processes, num_cores
 from .sample_errors import SampleError, check_policy
@@ -310,7 +319,7 @@ class DataLoader(TorchLoader[_T_co], StatefulLoader):
     def __iter__(self) -> Any:
         """Start an epoch."""
         if (
-            isinstance(self._iterator, WorkersIterator)
+            isinstance(self._iterator, WorkersIterator | Epoch)
             and self._iterator.has_lost_worker()
         ):
             self._iterator = None
@@ -343,6 +352,10 @@ class DataLoader(TorchLoader[_T_co], StatefulLoader):
     def _get_iterator(self) -> Any:
         require("pyparallel.DataLoader", TorchLoader, WorkersIter)
         self._receiver.meter.applied = applied_changes(self)  # warnings use it
+        if os.environ.get("PYPARALLEL_OLD_ENGINE") != "1":
+            if isinstance(self.dataset, IterDataPipe | MapDataPipe):
+                return super()._get_iterator()
+            return Epoch(self)
         if self.num_workers == 0:
             return InProcessIterator(self, self._receiver)
         return WorkersIterator(self, self._receiver)

@@ -31,14 +31,15 @@ from ..core.errors import (
 from ..core.torch_private import ExceptionWrapper
 from ._random_state import IndexKindError, SampleTask, sample_key
 from ._sample_reader import NO_SAMPLES
-from ._worker import record_location, wrap_exception
+from .errors import is_death_report, wrap_exception
 from .tracebacks import format_indices, message_of, rank_text
-from .worker_monitor import is_death_report
 
 #: The values of ``on_error``.
 MODES = ("raise", "skip", "replace")
-#: Errors of the machine or of the program, which no other sample avoids.
+#: Errors of the machine or of the program, which no other sample avoids. The first one
+#: is no end of the data: only a sampler ends an epoch.
 _FATAL = (
+    StopIteration,
     *(MemoryError, torch.OutOfMemoryError),
     *(ImportError, NameError, SyntaxError, SystemError, IndexKindError),
 )
@@ -256,8 +257,8 @@ class ErrorPolicy:
         cause: Exception | ExceptionWrapper = error
         info = get_worker_info()
         if info is not None:
-            record_location(error, location)
-            cause = wrap_exception(f"in DataLoader worker process {info.id}")
+            where = f"in DataLoader worker process {info.id}"
+            cause = wrap_exception(where, location)
         text = f"{type(error).__qualname__}: {message_of(error)}"[:_MAX_TEXT]
         self.failures.append(Failure(SampleError(_plain(index), text), cause))
         if len(self.failures) > self._max_errors:

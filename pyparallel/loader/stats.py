@@ -380,27 +380,17 @@ class Meter:
         return int(totals[0]), int(totals[1]), int(totals[2])
 
     def count_batch(
-        self,
-        start: int,
-        collate_start: int,
-        collate_ns: int,
-        fetch_cpu_seconds: float,
-        nbytes: int,
-        stacked_nbytes: int,
-        padding_nbytes: int,
+        self, start: int, figures: Any, nbytes: int, facts: Any = None
     ) -> None:
-        """Count a batch that this thread made while its consumer waited.
+        """Count a batch for which its consumer waited in this thread.
 
         One call replaces `waiting` and `add`, because it is on the hot path.
 
         Args:
             start: the reading of ``clock`` at the start of the wait, which ends now.
-            collate_start: the reading when the samples were complete.
-            collate_ns: the duration of ``collate_fn``.
-            fetch_cpu_seconds: as in `LoaderStats`, for this batch.
+            figures: the times and bytes of the batch, by the names of `LoaderStats`.
             nbytes: as in `LoaderStats`, for this batch.
-            stacked_nbytes: as in `LoaderStats`, for this batch.
-            padding_nbytes: as in `LoaderStats`, for this batch.
+            facts: the times of the message from a worker, None without one.
         """
         thread, counts = self._thread, self._counts
         last_end, thread.last_end = thread.last_end, (now := self.clock())
@@ -413,13 +403,20 @@ class Meter:
                 self._first_wait += wait
                 counts["first_waits"] += 1
             counts["batches"] += 1
-            counts["fetch_seconds"] += (collate_start - start) * 1e-9
-            counts["fetch_cpu_seconds"] += fetch_cpu_seconds
-            counts["collate_seconds"] += collate_ns * 1e-9
             counts["nbytes"] += nbytes
-            if stacked_nbytes:
-                counts["stacked_nbytes"] += stacked_nbytes
-                counts["padding_nbytes"] += padding_nbytes
+            counts["fetch_seconds"] += figures.fetch_seconds
+            counts["collate_seconds"] += figures.collate_seconds
+            counts["fetch_cpu_seconds"] += figures.fetch_cpu_seconds
+            counts["collate_cpu_seconds"] += figures.collate_cpu_seconds
+            if figures.stacked_nbytes:
+                counts["stacked_nbytes"] += figures.stacked_nbytes
+                counts["padding_nbytes"] += figures.padding_nbytes
+            if facts is not None:
+                counts["pack_seconds"] += facts.pack_seconds
+                counts["pack_cpu_seconds"] += facts.pack_cpu_seconds
+                counts["core_wait_seconds"] += facts.core_wait_seconds
+                counts["ring_hits"] += facts.is_in_ring
+                counts["ring_misses"] += facts.miss is not None
 
     def count_wait(self, start: int) -> None:
         """Count a wait of this thread's consumer that ends now.

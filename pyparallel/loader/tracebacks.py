@@ -6,6 +6,7 @@ import contextlib
 import os
 import re
 import reprlib
+import traceback
 from collections.abc import Callable, Iterable, Iterator
 from operator import length_hint
 from types import TracebackType
@@ -58,6 +59,26 @@ def _without_own_frames(
 def _is_own_frame(entry: TracebackType) -> bool:
     name = str(entry.tb_frame.f_globals.get("__name__", ""))
     return name.partition(".")[0] == "pyparallel"
+
+
+def clear_frames(error: BaseException, handled: BaseException | None = None) -> None:
+    """Clear the frames of an error that came from a worker.
+
+    The frames refer to the iterator, and so keep its descriptors as long as the error
+    lives. The frames of the dataset were in the worker. The message of the error
+    contains them.
+
+    Args:
+        error: the error.
+        handled: the exception that the caller of the iterator handles. It is a context
+            of the error, and the caller may still use its frames.
+    """
+    seen = {id(handled)}
+    link: BaseException | None = error
+    while link is not None and id(link) not in seen:
+        seen.add(id(link))
+        traceback.clear_frames(link.__traceback__)
+        link = link.__cause__ or link.__context__
 
 
 def has_frame(error: BaseException, name: str, file: str) -> bool:

@@ -65,7 +65,7 @@ def test_collate_and_both_scatters_are_ranges():
 def test_an_iterator_without_workers_is_a_range_as_torchs_is():
     for cls, name in (
         (DataLoader, "_SingleProcessDataLoaderIter"),
-        (Ours, "InProcessIterator"),
+        (Ours, "Epoch"),
     ):
         iterator = iter(cls(range(6), 2))
         next(iterator)

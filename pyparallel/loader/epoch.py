@@ -1,0 +1,634 @@
+"""The iterator of a loader: one class for all kinds of workers.
+
+It sends tasks so that each worker has ``prefetch_factor`` of them, and delivers the
+answers in the order of the tasks. A worker answers its tasks in their order. So the
+pending tasks are one queue of the numbers of workers.
+"""
+
+from __future__ import annotations
+
+import operator
+import os
+import pickle
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch.utils.data import IterableDataset
+
+from ..batch import pytree
+from ..batch.container import DataContainer
+from ..core.errors import LoaderWarning, warn, warn_once
+from ..core.torch_private import LoaderIter, RangeInC, is_profiling, pin_memory
+from ..core.tracing import span
+from ..shm import pinning
+from ..workers.inline import InlineWorkers
+from ..workers.interface import WorkerDied, Woken
+from ..workers.processes import ProcessWorkers
+from ._batch_receiver import BatchReceiver
+from ._progress import Progress
+from ._random_state import SampleTask
+from .errors import dead_worker_error, raise_error
+from .messages import BatchProgram, Facts, Unpacker
+from .preflight import check_workers_are_processes, start_method_of
+from .reader import BATCH, END, ERROR, LEFT_OUT, Answer, Reader, Source
+from .tracebacks import add_note, clear_frames, format_indices, hide_frames, rank_text
+
+_LENGTH_ADVICE = (
+    "For multiprocessing data-loading, this could be caused by not properly configuring "
+    "the IterableDataset replica at each worker. Please see "
+    "https://pytorch.org/docs/stable/data.html#torch.utils.data.IterableDataset for "
+    "examples."
+)
+#: A warning follows if a worker does not begin its first batch for this time.
+_IDLE_SECONDS = 60.0
+#: Classes of leaves that contain no tensors.
+_WITHOUT_TENSORS = frozenset((int, float, bool, str, bytes, type(None)))
+#: torch's method, unless another library has replaced it.
+_TORCH_NEXT = LoaderIter.__next__
+
+
+class Loader(Protocol):
+    """The arguments and attributes of a ``DataLoader`` that its iterator reads."""
+
+    dataset: Any
+    num_workers: int
+    prefetch_factor: int | None
+    collate_fn: Any
+    drop_last: bool
+    timeout: float
+    worker_init_fn: Any
+    multiprocessing_context: Any
+    generator: torch.Generator | None
+    pin_memory: bool
+    pin_memory_device: str
+    persistent_workers: bool
+    in_order: bool
+    _receiver: BatchReceiver
+    _loaded: dict[str, Any] | None
+    _progress: Progress | None
+
+    @property
+    def _auto_collation(self) -> bool: ...
+
+    @property
+    def _index_sampler(self) -> Any: ...
+
+    def preflight(self) -> list[Any]: ...
+
+
+class Stopped(Exception):
+    """The wait for a batch was cancelled."""
+
+    def __str__(self) -> str:
+        return (
+            "PreDataLoader: one pass at a time must read an iterator with workers, but "
+            "a pass that was closed still reads it. Make a new iterator."
+        )
+
+
+class _Pending(NamedTuple):
+    """A task without an answer: its worker, and the error if it was not sent."""
+
+    worker: int
+    indices: Any
+    error: Exception | None
+
+
+class Epoch(LoaderIter):
+    """An iterator over one epoch, or over several with persistent workers.
+
+    torch's class is a base for ``isinstance`` alone: nothing of it runs.
+    """
+
+    _pool: Any = None
+    _ring: Any = None
+    _pins_ring = False
+
+    def __init__(self, loader: Any) -> None:
+        if loader.num_workers:
+            check_workers_are_processes(loader)  # the context may be another one now
+        self._receiver: BatchReceiver = loader._receiver
+        self._meter = self._receiver.meter
+        self._meter.pause()
+        self._progress = progress = Progress(loader)
+        self._num_workers = count = loader.num_workers
+        self._has_workers = count > 0
+        self._dataset, self._dataset_kind = loader.dataset, loader._dataset_kind
+        self._in_order = loader.in_order or not count
+        self._timeout = loader.timeout
+        self._persistent_workers = loader.persistent_workers
+        self._prefetch_factor = loader.prefetch_factor
+        self._window_size = (loader.prefetch_factor or 1) * max(count, 1)
+        self._profile_name = f"enumerate(DataLoader)#{type(self).__name__}.__next__"
+        self._worker_init_fn = loader.worker_init_fn  # the profiler may replace it
+        self._choose_pinning(loader)
+        # As in torch: an iterator of the sampler, the base seed, a second iterator.
+        self._index_sampler = loader._index_sampler
+        self._sampler_iter: Any = progress.indices()
+        drawn = torch.empty((), dtype=torch.int64).random_(generator=loader.generator)
+        self._base_seed = progress.choose_base_seed(int(drawn.item()))
+        self._epoch = 0
+        self._stopping = False
+        self._stale = [0] * max(count, 1)
+        self._window: deque[_Pending] = deque()
+        self._prepare_ring(loader)
+        self._start_workers(loader)
+        self._begin(loader, progress.dataset.turn % count if count else 0)
+        progress.finish_setup()
+        self._num_yielded = progress.num_delivered
+        if loader._loaded is not None and progress.errors:
+            self._meter.add(sample_errors=len(progress.errors))
+        loader._progress, loader._loaded = progress, None
+
+    def _choose_pinning(self, loader: Any) -> None:
+        """Pin batches where torch does, with its warnings."""
+        if loader.pin_memory and loader.pin_memory_device:
+            warn(
+                "pin_memory_device is deprecated, the current accelerator will be used "
+                f"as the device,ignore pin_memory_device='{loader.pin_memory_device}'.",
+                UserWarning,
+            )
+        found = torch.accelerator.current_accelerator()
+        self._pin_memory = bool(loader.pin_memory) and torch.accelerator.is_available()
+        text = "'pin_memory' argument is set as true but "
+        if loader.pin_memory and not self._pin_memory:
+            text += "no accelerator is found, then device pinned memory won't be used."
+            warn(text, UserWarning)
+        elif self._pin_memory and found is not None and found.type == "mps":
+            self._pin_memory = False
+            text += "not supported on MPS now, device pinned memory won't be used."
+            warn(text, UserWarning)
+        device = found.type if self._pin_memory and found is not None else None
+        self._pin_memory_device = device
+
+    def _prepare_ring(self, loader: Any) -> None:
+        """Create the ring, or use that of the last epoch."""
+        if not self._has_workers:
+            return
+        receiver, self._pid = self._receiver, os.getpid()
+        self._ring = receiver.ring_for(self._num_workers, self._prefetch_factor)
+        if receiver.is_new:
+            receiver.is_new = False
+            for finding in filter(operator.attrgetter("warns"), loader.preflight()):
+                warn_once("PP209", finding.text, LoaderWarning, finding.name)
+        self._first_holder = 0
+        if self._ring is not None:
+            self._first_holder = self._ring.new_holders(self._num_workers)
+            pinner = pinning.accelerator_pinner() if loader.pin_memory else None
+            if pinner is not None:
+                self._ring.pin(pinner)
+                self._pins_ring = True
+
+    def _start_workers(self, loader: Any) -> None:
+        progress = self._progress
+        seeds = progress.seeds_samples
+        source = Source(
+            dataset=loader.dataset,
+            collate_fn=loader.collate_fn,
+            is_iterable=isinstance(loader.dataset, IterableDataset),
+            auto_collation=loader._auto_collation,
+            drop_last=loader.drop_last,
+            num_workers=self._num_workers,
+            init=self._worker_init_fn if self._has_workers else None,
+            tracker=progress.dataset.track(loader.dataset, progress.policy),
+            policy=progress.policy,
+            samples=progress.samples is not None,
+            seeds=seeds,
+        )
+        reader = Reader(source, self._base_seed)
+        if not self._has_workers:
+            self._pool = InlineWorkers(reader)
+            return
+        self._start_method = start_method_of(loader)
+        context = loader.multiprocessing_context or torch.multiprocessing.get_context()
+        self._unpackers = [Unpacker() for _ in range(self._num_workers)]
+        try:
+            self._pool = ProcessWorkers(
+                context,
+                BatchProgram(reader, self._ring, self._first_holder),
+                self._num_workers,
+            )
+        except BaseException:
+            self._unpin_ring()
+            raise
+
+    def _reset(self, loader: Any, first_iter: bool = False) -> None:
+        """Begin the next epoch of persistent workers, by torch's name."""
+        self._progress = loader._progress = Progress(loader, reset=True)
+        for pending in self._window:
+            self._stale[pending.worker] += pending.error is None
+        self._window.clear()
+        self._epoch += 1
+        self._begin(loader, 0)
+        self._num_yielded = 0
+
+    def _begin(self, loader: Any, first_worker: int) -> None:
+        if self._has_workers:
+            self._sampler_iter = self._progress.indices()
+        self._IterableDataset_len_called = loader._IterableDataset_len_called
+        self._stopping = False
+        self._turn = first_worker
+        self._active = [True] * max(self._num_workers, 1)
+        self._num_sent = 0  # of this epoch
+        self._num_passed = 0  # batches that were delivered, raised or left out
+        self._end_failures: tuple[Any, ...] = ()
+        self._drawn_all = False
+        for _ in range(self._window_size if self._has_workers else 0):
+            self._send_next()
+
+    # ------------------------------------------------------------------- tasks
+
+    def _send_next(self) -> None:
+        """Draw the next indices and send them to a worker."""
+        if self._drawn_all:
+            return
+        worker = self._choose_worker()
+        if worker is None:
+            return
+        try:
+            task = next(self._sampler_iter)
+        except StopIteration:
+            self._drawn_all = True
+            return
+        is_plain = not isinstance(task, SampleTask)
+        indices, error = task if is_plain else task.indices, None
+        sent = (self._epoch, self._num_sent, task if is_plain else tuple(task))
+        self._num_sent += 1
+        try:
+            self._pool.send(worker, sent)
+        except Exception as cause:  # raised at its turn, so that no batch is lost
+            error = RuntimeError(
+                f"DataLoader: the indices {format_indices(indices)} of the sampler "
+                f"{self._sampler_name()} must pickle to reach a worker, but raised "
+                f"{type(cause).__name__}: {cause}. Yield indices that pickle."
+            )
+            error.__cause__ = cause
+        self._window.append(_Pending(worker, indices, error))
+
+    def _sampler_name(self) -> str:
+        sampler = getattr(self._index_sampler, "sampler", self._index_sampler)
+        return type(sampler).__name__
+
+    def _choose_worker(self) -> int | None:
+        """Return the next worker in turn that has not ended, None if all have."""
+        if not self._has_workers:
+            return 0
+        limit = self._window_size // max(sum(self._active), 1)
+        for _ in range(self._num_workers):
+            worker, self._turn = self._turn, (self._turn + 1) % self._num_workers
+            if self._active[worker] and (
+                self._in_order
+                or sum(each.worker == worker for each in self._window) < limit
+            ):
+                return worker
+        return None
+
+    # ----------------------------------------------------------------- answers
+
+    def _next_data(self) -> Any:
+        """Return the next batch. Raise its error, or ``StopIteration`` at the end."""
+        meter = self._meter
+        start = meter.clock()
+        try:
+            with span("pyparallel.wait"):
+                answer, facts = self._next_answer()
+        except BaseException as error:
+            meter.count_wait(start)
+            if isinstance(error, StopIteration):
+                self._end_epoch()
+            raise
+        self._count(start, answer, facts)
+        if self._pin_memory and (facts is None or not facts.is_pinned):
+            return pin_memory(answer.value, self._pin_memory_device)
+        return answer.value
+
+    def _end_epoch(self) -> None:
+        self._meter.pause()
+        # Not earlier: the workers of a resumed epoch send them again.
+        failures, self._end_failures = self._end_failures, ()
+        self._count_failures(failures)
+        self._progress.check_end()
+
+    def _next_answer(self) -> tuple[Answer, Facts | None]:
+        """Return the answer with the next batch."""
+        if not self._has_workers:
+            self._send_next()
+        while self._window:
+            if (error := self._window[0].error) is not None:
+                self._window.popleft()
+                self._pass_task()
+                raise error
+            worker, answer, facts = self._receive()
+            self._forget_task(worker)
+            if answer.kind == END:
+                self._end_worker(worker, answer.failures)
+                continue
+            self._pass_task()
+            if answer.kind == ERROR:
+                self._raise(answer)
+            if answer.kind == BATCH:
+                return answer, facts
+            self._leave_out(answer)
+            if not self._has_workers:
+                self._send_next()
+        if self._has_workers and not self._persistent_workers:
+            self._shutdown_workers()
+        raise StopIteration
+
+    def _pass_task(self) -> None:
+        self._num_passed += 1
+        if self._has_workers:
+            self._send_next()
+
+    def _forget_task(self, worker: int) -> None:
+        if self._window[0].worker == worker:
+            self._window.popleft()
+            return
+        for place, pending in enumerate(self._window):  # in_order=False
+            if pending.worker == worker and pending.error is None:
+                del self._window[place]
+                return
+
+    def _receive(self) -> tuple[int, Answer, Facts | None]:
+        """Wait for an answer of this epoch."""
+        if not self._pool.packs:
+            number, answer = self._pool.receive(0, None)
+            return number, answer, None
+        while True:
+            number, packed = self._receive_packed()
+            # Also an answer that is dropped: this frees its slab.
+            answer, facts = self._unpackers[number].unpack(*packed)
+            if not self._stale[number]:
+                return number, answer, facts
+            self._stale[number] -= 1
+
+    def _receive_packed(self) -> tuple[int, Any]:
+        worker = self._window[0].worker if self._in_order else None
+        self._check_process()
+        while True:
+            if self._stopping:
+                raise Stopped
+            try:
+                found: tuple[int, Any] = self._pool.receive(
+                    worker, self._timeout or _IDLE_SECONDS
+                )
+                return found
+            except Woken:
+                continue
+            except TimeoutError:
+                self._handle_late()
+            except WorkerDied as death:
+                self._raise_death(death)
+
+    def _handle_late(self) -> None:
+        """Raise an error if the user has set a timeout, or warn of an idle worker."""
+        worker = self._window[0].worker
+        if self._timeout:
+            raise RuntimeError(
+                f"DataLoader timed out after {self._timeout} seconds: "
+                f"{self._describe_late(worker)}"
+            ) from None
+        if not self._pool.has_begun(worker):
+            text = self._describe_late(worker)
+            warn_once("PP214", f"DataLoader: {text}", LoaderWarning, text[:40])
+
+    def _describe_late(self, worker: int) -> str:
+        """Return the state of the worker that makes the next batch, and advice."""
+        process = self._workers[worker]
+        rank, pending = rank_text(), self._pending(worker)
+        batch = (
+            f"the batch of indices {format_indices(pending[0])}"
+            if pending
+            else "its batch"
+        )
+        text = f"worker {worker} (pid {process.pid}{', ' if rank else ''}{rank})"
+        if self._pool.has_begun(worker):
+            return (
+                f"{text} has not finished {batch}. Increase timeout, or look for a "
+                "call in the dataset that blocks."
+            )
+        stack = self._pool.stack(worker)
+        advice = (
+            "It may wait for a lock that a thread held during fork: use "
+            'multiprocessing_context="forkserver", or start the workers before the '
+            "threads."
+            if self._start_method == "fork"
+            else f"With {self._start_method} it first imports the main module and "
+            "unpickles the dataset. Look for a slow import, or for a call in "
+            "worker_init_fn that blocks."
+        )
+        return f"{text} is alive but has not begun {batch}. {advice}" + (
+            f" The stack of the worker:\n{stack}" if stack else ""
+        )
+
+    def _check_process(self) -> None:
+        """Raise RuntimeError in a process that was forked after the workers started.
+
+        It shares their channels with its parent, so it would take batches of the
+        parent.
+        """
+        if os.getpid() != self._pid:
+            raise RuntimeError(
+                "DataLoader: an iterator with workers must be used in the process that "
+                f"made it, pid {self._pid}, but this is pid {os.getpid()}, to which "
+                "its batches do not belong. Call iter() of the loader in this process."
+            )
+
+    def _pending(self, worker: int) -> list[Any]:
+        """Return the indices of each batch of a worker that has not arrived."""
+        if isinstance(self._dataset, IterableDataset):
+            return []
+        window = self._window.copy()  # atomic, because another thread may send tasks
+        return [pending.indices for pending in window if pending.worker == worker]
+
+    def _raise_death(self, death: WorkerDied) -> None:
+        error = dead_worker_error(death, self._pending(death.worker))
+        self._window.clear()
+        self._drawn_all = True
+        self._shutdown_workers()
+        raise error from None
+
+    def _end_worker(self, worker: int, failures: tuple[Any, ...]) -> None:
+        """Handle the end of the data of one worker."""
+        self._end_failures += failures
+        self._active[worker] = False
+        kept: deque[_Pending] = deque()
+        for pending in self._window:  # these would end as well
+            if pending.worker != worker:
+                kept.append(pending)
+            elif pending.error is None:
+                self._stale[worker] += 1
+        self._window = kept
+        if not self._has_workers:
+            self._drawn_all = True
+            return
+        if not self._persistent_workers:
+            self._pool.end(worker)
+        self._send_next()
+
+    def _raise(self, answer: Answer) -> None:
+        if self._pool.packs:
+            raise_error(answer.value)
+        if answer.location:
+            add_note(answer.value, answer.location)
+        try:
+            raise answer.value
+        finally:
+            del answer  # the error would refer to itself by its traceback
+
+    # ------------------------------------------------------------ counters, position
+
+    def _count(self, start: int, answer: Answer, facts: Facts | None) -> None:
+        """Count the batch that the loop is about to receive."""
+        if answer.failures:
+            self._count_failures(answer.failures)
+        if answer.report is not None:
+            self._progress.dataset.report = pickle.loads(answer.report)
+        if facts is None:
+            nbytes = _nbytes(answer.value)
+            self._receiver.count(start, answer.figures, nbytes, None)
+        else:
+            self._receiver.count(start, answer.figures, facts.nbytes, facts)
+
+    def _leave_out(self, answer: Answer) -> None:
+        """Count a batch whose samples all failed."""
+        progress = self._progress
+        self._count_failures(answer.failures)
+        progress.leave_out()
+        if answer.report is not None:
+            progress.dataset.report = pickle.loads(answer.report)
+        self._count_position()
+
+    def _count_failures(self, failures: tuple[Any, ...]) -> None:
+        if failures:
+            self._progress.count_failures(failures)
+            self._meter.add(sample_errors=len(failures))
+
+    def _count_position(self) -> None:
+        if self._has_workers:
+            self._progress.count_batch(self._num_passed)
+        else:
+            self._progress.count_local_batch()
+
+    def __next__(self) -> Any:
+        """Return the next batch."""
+        handled = sys.exc_info()[1]
+        try:
+            batch = self._next()
+        except StopIteration:
+            self._progress.finish()
+            raise
+        except BaseException as error:
+            self._progress.failed = True
+            if isinstance(error, Exception):
+                if self._has_workers:
+                    clear_frames(error, handled)
+                hide_frames(error)
+            raise
+        self._count_position()
+        return batch
+
+    def _next(self) -> Any:
+        """Return the next batch in torch's range for profilers."""
+        if (
+            LoaderIter.__next__ is not _TORCH_NEXT
+        ):  # of another library: it calls torch's
+            return super().__next__()  # type: ignore[no-untyped-call]
+        if is_profiling():
+            recorded: Any = torch.autograd.profiler.record_function(self._profile_name)
+        else:
+            recorded = RangeInC(
+                self._profile_name
+            )  # for others than Python's profilers
+        with recorded:
+            batch = self._next_data()
+        self._num_yielded += 1
+        length = self._IterableDataset_len_called
+        if length is not None and self._dataset_kind and self._num_yielded > length:
+            warn(
+                f"Length of IterableDataset {self._dataset} was reported to be {length}"
+                f"(when accessing len(dataloader)), but {self._num_yielded} samples "
+                "have been fetched. " + (_LENGTH_ADVICE if self._has_workers else ""),
+                UserWarning,
+            )
+        return batch
+
+    # ------------------------------------------------------------------- the end
+
+    @property
+    def _workers(self) -> list[Any]:
+        """The processes, by torch's name."""
+        return getattr(self._pool, "processes", [])
+
+    def stop_waiting(self) -> None:
+        """Let a `next` of another thread raise `Stopped`, until the next epoch."""
+        self._stopping = True
+        if self._has_workers and self._pool is not None:
+            self._pool.wake()
+
+    def has_lost_worker(self) -> bool:
+        """Return True if the next epoch needs new workers. This ends the old ones."""
+        has_lost = getattr(self._pool, "has_lost", None)
+        lost = bool(has_lost and has_lost())
+        if lost:
+            self._shutdown_workers()
+        return lost
+
+    def _shutdown_workers(self) -> None:
+        """End the workers, by torch's name: Lightning and composer call it."""
+        if self._pool is None or not self._has_workers or self._pid != os.getpid():
+            return  # or the workers belong to the parent of this fork
+        self._pool.close()
+        if self._ring is not None and self._ring.created_here:
+            for worker in range(self._num_workers):
+                self._ring.reclaim(self._first_holder + worker)
+        self._unpin_ring()
+
+    def _unpin_ring(self) -> None:
+        if self._pins_ring:
+            self._pins_ring = False
+            self._ring.unpin()
+
+    def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
+        """End the workers, unless exit handlers of the interpreter have done so.
+
+        Note: [interpreter exit]. After the exit handlers, the interpreter clears the
+        globals of all modules and drops the remaining objects. No code of this package
+        runs then. ``weakref.finalize`` calls nothing after the exit handlers. This
+        method must check this itself, without a global.
+        """
+        if not is_finalizing():
+            self._shutdown_workers()
+
+
+def _nbytes(batch: Any) -> int:
+    """Return the bytes of all tensors in a batch."""
+    try:
+        return _sum_nbytes(batch, 0)
+    except Exception:  # a reference cycle, or an object that fails to be read
+        return 0
+
+
+def _sum_nbytes(batch: Any, depth: int) -> int:
+    cls = type(batch)
+    # Faster for most batches: `pytree.flatten` takes twice as long.
+    if cls is dict or cls is list or cls is tuple:
+        if depth > pytree.MAX_DEPTH:
+            raise pytree.nesting_error("the batch")
+        total = 0
+        for value in batch.values() if cls is dict else batch:
+            if type(value) not in _WITHOUT_TENSORS:
+                total += _sum_nbytes(value, depth + 1)
+        return total
+    if isinstance(batch, torch.Tensor):
+        return batch.numel() * batch.element_size()
+    if isinstance(batch, DataContainer):
+        return _sum_nbytes(batch.data, depth + 1)
+    leaves, _ = pytree.flatten(batch)
+    if len(leaves) == 1 and leaves[0] is batch:
+        return 0
+    return sum(_sum_nbytes(leaf, depth + 1) for leaf in leaves)

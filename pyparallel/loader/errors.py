@@ -1,0 +1,176 @@
+"""Errors on their way from a worker to the loop.
+
+torch raises the class of an error with one text, and a ``RuntimeError`` if the class
+does not accept one text. In the second case, this package raises the original error.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import pickle
+import signal
+import sys
+from multiprocessing.reduction import ForkingPickler
+from typing import Any
+
+from ..core.torch_private import ExceptionWrapper
+from ..workers.interface import WorkerDied
+from .tracebacks import format_indices, hide_frames, message_of, rank_text
+
+#: Signals that end a process after a fault in native code.
+_CRASHES = {
+    *(signal.SIGABRT, signal.SIGBUS, signal.SIGFPE),
+    *(signal.SIGILL, signal.SIGSEGV),
+}
+#: The most batches that a message lists.
+_MAX_SHOWN = 8
+#: The start of `dead_worker_error`.
+_DEATH = "DataLoader: a worker must live"
+
+
+class RemoteTraceback(Exception):
+    """The traceback of a worker: the cause of an error that was raised there."""
+
+    def __str__(self) -> str:
+        return f"\n{self.args[0]}"
+
+
+def wrap_exception(where: str, location: str = "") -> ExceptionWrapper:
+    """Return the current exception in a form that pickles.
+
+    Args:
+        where: the process in which it was raised, as in torch's text.
+        location: the samples that raised it.
+    """
+    kind, error, trace = sys.exc_info()
+    if error is not None:
+        hide_frames(error)
+        trace = error.__traceback__
+    rank = rank_text()
+    where = f"{where} ({rank})" if rank else where
+    where = f"{where}, {location}" if location else where
+    wrapper = ExceptionWrapper((kind, error, trace), where)
+    try:
+        ForkingPickler.dumps(wrapper)
+    except Exception:  # such as a class that a function defines
+        name = wrapper.exc_type.__qualname__
+        wrapper.exc_type = RuntimeError
+        wrapper.exc_msg = (
+            f"{name}, which does not pickle, was raised.\n{wrapper.exc_msg}"
+        )
+    return wrapper
+
+
+def pack_error(error: BaseException, where: str, location: str = "") -> bytes:
+    """Return the error that is being handled, in a form that always pickles."""
+    wrapper = wrap_exception(where, location)
+    original, attributes = None, {}
+    if _accepts_text(type(error)):
+        attributes = _attributes(error)
+    else:
+        original = _pickle_error(error)
+    return bytes(ForkingPickler.dumps((wrapper, original, attributes)))
+
+
+def raise_error(data: bytes) -> None:
+    """Raise an error of a worker."""
+    wrapper, original, attributes = pickle.loads(data)
+    error = None if original is None else _unpickle_error(original)
+    if error is not None:
+        text = f"Caught {type(error).__name__} {wrapper.where}."
+        if hasattr(error, "add_note"):
+            error.add_note(text)
+        raise error from RemoteTraceback(f"{text}\nOriginal {wrapper.exc_msg}")
+    try:
+        wrapper.reraise()
+    except BaseException as error:
+        for name, value in attributes.items():
+            with contextlib.suppress(Exception):
+                setattr(error, name, pickle.loads(value))
+        raise
+
+
+def _accepts_text(cls: type) -> bool:
+    try:
+        cls("")
+    except Exception:
+        return False
+    return True
+
+
+def _attributes(error: BaseException) -> dict[str, bytes]:
+    """Return the attributes that a new error with the same text lacks, pickled."""
+    found = {k: v for k, v in vars(error).items() if k != "__notes__"}
+    if isinstance(error, OSError) and error.errno is not None:
+        found["errno"] = error.errno
+    packed = {}
+    for name, value in found.items():
+        with contextlib.suppress(Exception):
+            packed[name] = pickle.dumps(value)
+            pickle.loads(packed[name])
+    return packed
+
+
+def _pickle_error(error: BaseException) -> bytes | None:
+    for data in (error, (type(error), error.args, vars(error))):
+        try:
+            packed = pickle.dumps(data)
+        except Exception:
+            continue
+        if _unpickle_error(packed) is not None:
+            return packed
+    return None
+
+
+def _unpickle_error(data: bytes) -> Any:
+    try:
+        found = pickle.loads(data)
+        if isinstance(found, tuple):  # its constructor needs other arguments
+            cls, args, attributes = found
+            found = cls.__new__(cls, *args)
+            found.args = args
+            vars(found).update(attributes)
+        return found
+    except Exception:
+        return None
+
+
+def dead_worker_error(dead: WorkerDied, pending: list[Any]) -> RuntimeError:
+    """Return the error for a dead worker.
+
+    Args:
+        dead: the worker.
+        pending: the indices of each of its batches that did not arrive, if known.
+    """
+    code, name = dead.code or 0, ""
+    if code < 0:
+        with contextlib.suppress(ValueError):
+            name = f", {signal.Signals(-code).name}"
+    rank = rank_text()
+    shown = ", ".join(map(format_indices, pending[:_MAX_SHOWN]))
+    if shown:
+        more = ", ..." if len(pending) > _MAX_SHOWN else ""
+        shown = f" Indices of its pending batches: {shown}{more}."
+    advice = "Look for its traceback above, or for code in the dataset that exits."
+    if code == -signal.SIGKILL:
+        advice = (
+            "Look for an out-of-memory kill in the system's log (dmesg). Use fewer "
+            "workers, smaller batches or a smaller prefetch_factor."
+        )
+    elif -code in _CRASHES:
+        advice = (
+            "Native code crashed. To see the line, run the loader with num_workers=0 "
+            "under python -X faulthandler."
+        )
+    return RuntimeError(
+        f"{_DEATH} to the end of its epoch, but worker "
+        f"{dead.worker} (pid {dead.pid}{', ' if rank else ''}{rank}) died "
+        f"(exit code {dead.code}{name}).{shown} {advice}"
+    )
+
+
+def is_death_report(error: BaseException) -> bool:
+    """Return True for this package's or torch's report of a dead worker."""
+    return isinstance(error, RuntimeError) and message_of(error).startswith(
+        (_DEATH, "DataLoader worker (pid")
+    )
