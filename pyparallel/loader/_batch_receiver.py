@@ -107,7 +107,7 @@ class BatchReceiver:
         """
         meter = self.meter
         miss = None if facts is None else facts.miss
-        meter.count_batch(start, figures, nbytes, facts)
+        meter.count_answer(start, figures, nbytes, facts)
         if figures.padding_nbytes:
             warn_about_padding(meter, figures.stacked_nbytes, figures.padding_nbytes)
         if miss is not None:

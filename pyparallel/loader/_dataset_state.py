@@ -113,7 +113,9 @@ class DatasetTracker:
             with _random_state.preserve_in_parent():
                 self.dataset.load_state_dict(record["state"]["own"])
         if read_again is None:
-            fetcher = MapFetcher(self.read_as, self._auto_collation, _discard, False)
+            fetcher: Any = MapFetcher(
+                self.read_as, self._auto_collation, _discard, False
+            )
             read_again = fetcher.fetch
         for indices in self._replays.get(worker, ()):
             with contextlib.suppress(Exception):  # already raised in the earlier run

@@ -33,8 +33,8 @@ from ._iterators import InProcessIterator, WorkersIterator
 from ._loader_state import find_epochs, ordering_parts
 from ._progress import Progress
 from .applied import applied_changes
-from .epoch import Epoch
 from .copies import TimeoutOfCopies, reads_data_of
+from .epoch import Epoch
 from .preflight import Finding, check_workers_are_processes, num_cores
 from .sample_errors import SampleError, check_policy
 from .state_dict import StatefulLoader

@@ -11,7 +11,6 @@ import operator
 import os
 import pickle
 import sys
-import threading
 from collections import deque
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
@@ -26,7 +25,7 @@ from ..core.torch_private import LoaderIter, RangeInC, is_profiling, pin_memory
 from ..core.tracing import span
 from ..shm import pinning
 from ..workers.inline import InlineWorkers
-from ..workers.interface import WorkerDied, Woken
+from ..workers.interface import Woken, WorkerDied
 from ..workers.processes import ProcessWorkers
 from ._batch_receiver import BatchReceiver
 from ._progress import Progress
@@ -34,12 +33,12 @@ from ._random_state import SampleTask
 from .errors import dead_worker_error, raise_error
 from .messages import BatchProgram, Facts, Unpacker
 from .preflight import check_workers_are_processes, start_method_of
-from .reader import BATCH, END, ERROR, LEFT_OUT, Answer, Reader, Source
+from .reader import BATCH, END, ERROR, Answer, Reader, Source
 from .tracebacks import add_note, clear_frames, format_indices, hide_frames, rank_text
 
 _LENGTH_ADVICE = (
-    "For multiprocessing data-loading, this could be caused by not properly configuring "
-    "the IterableDataset replica at each worker. Please see "
+    "For multiprocessing data-loading, this could be caused by not properly "
+    "configuring the IterableDataset replica at each worker. Please see "
     "https://pytorch.org/docs/stable/data.html#torch.utils.data.IterableDataset for "
     "examples."
 )
@@ -77,7 +76,8 @@ class Loader(Protocol):
     @property
     def _index_sampler(self) -> Any: ...
 
-    def preflight(self) -> list[Any]: ...
+    def preflight(self) -> list[Any]:
+        """Return limits of the machine that are too low."""
 
 
 class Stopped(Exception):
@@ -130,7 +130,7 @@ class Epoch(LoaderIter):
         self._index_sampler = loader._index_sampler
         self._sampler_iter: Any = progress.indices()
         drawn = torch.empty((), dtype=torch.int64).random_(generator=loader.generator)
-        self._base_seed = progress.choose_base_seed(int(drawn.item()))
+        self._base_seed: Any = progress.choose_base_seed(int(drawn))
         self._epoch = 0
         self._stopping = False
         self._stale = [0] * max(count, 1)
@@ -218,6 +218,7 @@ class Epoch(LoaderIter):
 
     def _reset(self, loader: Any, first_iter: bool = False) -> None:
         """Begin the next epoch of persistent workers, by torch's name."""
+        self._pool.is_whole = False
         self._progress = loader._progress = Progress(loader, reset=True)
         for pending in self._window:
             self._stale[pending.worker] += pending.error is None
@@ -225,6 +226,7 @@ class Epoch(LoaderIter):
         self._epoch += 1
         self._begin(loader, 0)
         self._num_yielded = 0
+        self._pool.is_whole = True
 
     def _begin(self, loader: Any, first_worker: int) -> None:
         if self._has_workers:
@@ -368,7 +370,6 @@ class Epoch(LoaderIter):
 
     def _receive_packed(self) -> tuple[int, Any]:
         worker = self._window[0].worker if self._in_order else None
-        self._check_process()
         while True:
             if self._stopping:
                 raise Stopped
@@ -424,19 +425,6 @@ class Epoch(LoaderIter):
         return f"{text} is alive but has not begun {batch}. {advice}" + (
             f" The stack of the worker:\n{stack}" if stack else ""
         )
-
-    def _check_process(self) -> None:
-        """Raise RuntimeError in a process that was forked after the workers started.
-
-        It shares their channels with its parent, so it would take batches of the
-        parent.
-        """
-        if os.getpid() != self._pid:
-            raise RuntimeError(
-                "DataLoader: an iterator with workers must be used in the process that "
-                f"made it, pid {self._pid}, but this is pid {os.getpid()}, to which "
-                "its batches do not belong. Call iter() of the loader in this process."
-            )
 
     def _pending(self, worker: int) -> list[Any]:
         """Return the indices of each batch of a worker that has not arrived."""
@@ -516,20 +504,23 @@ class Epoch(LoaderIter):
 
     def __next__(self) -> Any:
         """Return the next batch."""
-        handled = sys.exc_info()[1]
+        handled, self._pool.is_whole = sys.exc_info()[1], False
         try:
             batch = self._next()
         except StopIteration:
             self._progress.finish()
+            self._pool.is_whole = True
             raise
         except BaseException as error:
             self._progress.failed = True
             if isinstance(error, Exception):
+                self._pool.is_whole = True
                 if self._has_workers:
                     clear_frames(error, handled)
                 hide_frames(error)
             raise
         self._count_position()
+        self._pool.is_whole = True
         return batch
 
     def _next(self) -> Any:
@@ -537,7 +528,7 @@ class Epoch(LoaderIter):
         if (
             LoaderIter.__next__ is not _TORCH_NEXT
         ):  # of another library: it calls torch's
-            return super().__next__()  # type: ignore[no-untyped-call]
+            return super().__next__()
         if is_profiling():
             recorded: Any = torch.autograd.profiler.record_function(self._profile_name)
         else:
@@ -562,7 +553,8 @@ class Epoch(LoaderIter):
     @property
     def _workers(self) -> list[Any]:
         """The processes, by torch's name."""
-        return getattr(self._pool, "processes", [])
+        found: list[Any] = self._pool.processes
+        return found
 
     def stop_waiting(self) -> None:
         """Let a `next` of another thread raise `Stopped`, until the next epoch."""
@@ -572,8 +564,7 @@ class Epoch(LoaderIter):
 
     def has_lost_worker(self) -> bool:
         """Return True if the next epoch needs new workers. This ends the old ones."""
-        has_lost = getattr(self._pool, "has_lost", None)
-        lost = bool(has_lost and has_lost())
+        lost: bool = self._pool.has_lost()
         if lost:
             self._shutdown_workers()
         return lost

@@ -8,20 +8,15 @@ from __future__ import annotations
 
 import contextlib
 import pickle
-import signal
 import sys
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
 from ..core.torch_private import ExceptionWrapper
+from ..workers import deaths
 from ..workers.interface import WorkerDied
 from .tracebacks import format_indices, hide_frames, message_of, rank_text
 
-#: Signals that end a process after a fault in native code.
-_CRASHES = {
-    *(signal.SIGABRT, signal.SIGBUS, signal.SIGFPE),
-    *(signal.SIGILL, signal.SIGSEGV),
-}
 #: The most batches that a message lists.
 _MAX_SHOWN = 8
 #: The start of `dead_worker_error`.
@@ -142,30 +137,15 @@ def dead_worker_error(dead: WorkerDied, pending: list[Any]) -> RuntimeError:
         dead: the worker.
         pending: the indices of each of its batches that did not arrive, if known.
     """
-    code, name = dead.code or 0, ""
-    if code < 0:
-        with contextlib.suppress(ValueError):
-            name = f", {signal.Signals(-code).name}"
     rank = rank_text()
     shown = ", ".join(map(format_indices, pending[:_MAX_SHOWN]))
     if shown:
         more = ", ..." if len(pending) > _MAX_SHOWN else ""
         shown = f" Indices of its pending batches: {shown}{more}."
-    advice = "Look for its traceback above, or for code in the dataset that exits."
-    if code == -signal.SIGKILL:
-        advice = (
-            "Look for an out-of-memory kill in the system's log (dmesg). Use fewer "
-            "workers, smaller batches or a smaller prefetch_factor."
-        )
-    elif -code in _CRASHES:
-        advice = (
-            "Native code crashed. To see the line, run the loader with num_workers=0 "
-            "under python -X faulthandler."
-        )
     return RuntimeError(
         f"{_DEATH} to the end of its epoch, but worker "
         f"{dead.worker} (pid {dead.pid}{', ' if rank else ''}{rank}) died "
-        f"(exit code {dead.code}{name}).{shown} {advice}"
+        f"({deaths.exit_text(dead.code)}).{shown} {deaths.advice(dead.code)}"
     )
 
 

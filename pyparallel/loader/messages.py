@@ -6,8 +6,6 @@ more than the copy. The tensors of a larger batch are in a slab of the ring.
 
 from __future__ import annotations
 
-import collections
-import copyreg
 import io
 import pickle
 import time
@@ -23,6 +21,7 @@ from ..core.torch_private import data_collate
 from ..core.tracing import span
 from ..shm import memfd, serialization
 from ..shm.serialization import RingMiss, move_out_of_ring, serialize
+from ..workers import descriptors
 from ..workers.interface import Outgoing
 from .errors import pack_error
 from .reader import BATCH, ERROR, Answer, Figures, Reader
@@ -116,12 +115,11 @@ class BatchProgram:
         if lazy.slab is not None:
             lazy.slab.release()
         if answer.kind == ERROR:
-            return self.failed(answer.value, answer.location)
+            return self._pack_error(answer.value, answer.location)
         kept = answer._replace(value=None)
         return Outgoing(pickle.dumps((tuple(kept), None)))
 
-    def failed(self, error: BaseException, location: str = "") -> Outgoing:
-        """Return an error as an answer."""
+    def _pack_error(self, error: BaseException, location: str = "") -> Outgoing:
         try:
             raise error
         except BaseException:
@@ -130,7 +128,7 @@ class BatchProgram:
         head = pickle.dumps((tuple(Answer(ERROR, packed)), None))
         return Outgoing(head, ends=not isinstance(error, Exception))
 
-    def rebuild_failed(self, error: Exception) -> Outgoing:
+    def failed(self, error: Exception) -> Outgoing:
         """Return the answer to a task that cannot be unpickled."""
         found = RuntimeError(
             "DataLoader: the indices of the sampler must unpickle in worker "
@@ -138,7 +136,7 @@ class BatchProgram:
             "indices that every process can rebuild."
         )
         found.__cause__ = error
-        return self.failed(found)
+        return self._pack_error(found)
 
     def _pack_batch(self, held: list[Any], answer: Answer, lazy: LazySlab) -> Outgoing:
         start, cpu = time.perf_counter(), cpu_seconds()
@@ -221,14 +219,9 @@ def _collate_tensors(batch: Any, *, collate_fn_map: Any = None) -> torch.Tensor:
 
 
 class _BatchPickler(pickle.Pickler):
-    """Pickles a batch as torch's queue does, with numbers for its tensors.
+    """Pickles a batch as torch's queue does, with numbers for its tensors."""
 
-    Unlike a `ForkingPickler` it does not copy the table of reducers for every batch.
-    """
-
-    dispatch_table = collections.ChainMap(
-        ForkingPickler._extra_reducers, copyreg.dispatch_table
-    )
+    dispatch_table = descriptors.Pickler.dispatch_table
 
     def __init__(self, file: io.BytesIO, leaves: Any) -> None:
         super().__init__(file, 5, buffer_callback=leaves.add_array)
@@ -247,11 +240,13 @@ class Unpacker:
         self, head: bytes, tail: Any, fds: tuple[int, ...] = ()
     ) -> tuple[Answer, Facts | None]:
         """Return an answer, and facts about the message of a batch."""
-        answer, packed = pickle.loads(head)
+        found: Any = pickle.loads(head)
+        answer, packed = found
         answer = Answer(*answer)._replace(figures=Figures(*answer[4]))
         if packed is None:
             return answer, None
         seconds, body, layout, permuted = packed
+        pack, pack_cpu, core_wait = seconds
         if body is None:
             received = serialization.ReceivedBatch(*layout)
             message = received.message
@@ -263,7 +258,13 @@ class Unpacker:
                 message.unsupported or message.buffers
             )
             facts = Facts(
-                *seconds, nbytes, message.is_in_ring and not missed, all_pinned, missed
+                pack,
+                pack_cpu,
+                core_wait,
+                nbytes,
+                message.is_in_ring and not missed,
+                all_pinned,
+                missed,
             )
             return answer._replace(value=received.deserialize()), facts
         tensors: list[torch.Tensor] = []
@@ -286,5 +287,5 @@ class Unpacker:
                 tensors[number] = tensors[number].permute(inverse)
         names = {"tensor_placeholder": tensors.__getitem__}
         batch = serialization._Unpickler(body, names, ()).load()
-        facts = Facts(*seconds, nbytes, True, False, None)
+        facts = Facts(pack, pack_cpu, core_wait, nbytes, nbytes > 0, False, None)
         return answer._replace(value=batch), facts

@@ -99,6 +99,7 @@ class Reader:
 
     def __init__(self, source: Source, base_seed: int) -> None:
         self._source, self._base_seed = source, base_seed
+        self.number = -1  # of the batch in its epoch
         self._epoch = 0
         self._fetcher: Any = None
         self._start_error: BaseException | None = None
@@ -172,6 +173,7 @@ class Reader:
             error, self._start_error = self._start_error, None
             return Answer(ERROR, error)
         epoch, number, indices = task
+        self.number = number
         start, cpu = time.perf_counter(), cpu_seconds()
         try:
             if epoch != self._epoch:
