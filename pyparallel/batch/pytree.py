@@ -30,6 +30,7 @@ import torch
 from torch.nn.utils.rnn import PackedSequence
 
 from .. import backend
+from ..core import fork_locks
 from ..core.errors import BatchValueError, Field
 from ..core.torch_private import pytree as _pytree
 
@@ -48,7 +49,7 @@ MAX_DEPTH = 64
 _Split = tuple[tuple[Any, ...], Any, tuple[Any, ...] | None]
 
 #: Held while classes are registered.
-registration_lock = threading.Lock()
+registration_lock = fork_locks.free_in_children(threading.Lock())
 # Known classes of leaves, and the classes of containers registered by this module.
 _leaf_types: set[type] = {type(None), str, bytes, int, float, bool, torch.Size}
 _registered: set[type] = set()

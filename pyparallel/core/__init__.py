@@ -2,6 +2,7 @@
 
 - ``errors``: error and warning classes, and helpers that format their messages.
 - ``devices``: converts the devices that callers name to ``torch.device``.
+- ``fork_locks``: frees locks in forked processes.
 - ``thread_state``: copies torch's modes from the caller's thread to another thread.
 - ``torch_private``: every private name of torch that the package uses.
 - ``versions``: the supported versions of Python and torch.
@@ -14,6 +15,7 @@ __all__ = [
     "cpu_time",
     "devices",
     "errors",
+    "fork_locks",
     "text",
     "thread_state",
     "torch_private",

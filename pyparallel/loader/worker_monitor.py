@@ -7,15 +7,6 @@ A thread that waits for a batch here checks the workers itself, every `SLICE` se
 These functions access iterators of ``torch.utils.data.DataLoader`` by private names.
 They do nothing to other iterators, which have no such names.
 
-Note: [fork locks]. A lock that another thread of the parent holds during ``fork`` stays
-locked in the child for ever, because that thread does not exist there. Every worker
-seeds torch and NumPy, and so acquires the locks of their random states. If a thread of
-the parent drew random numbers at that moment, for dropout or for a sampler, the worker
-would hang before its first batch. The forking thread therefore acquires these locks
-first, with a timeout. It holds the locks of Python here. The extension acquires the
-mutex of torch's generator inside ``fork`` (``csrc/ops/generator.cpp``). Acquiring it
-here could deadlock with a thread that waits for that mutex and holds the GIL.
-
 Note: [half a message]. A message between processes is a length and that many bytes.
 ``multiprocessing`` applies the caller's timeout to the first byte only, and waits for
 the last byte without limit. If a writer is killed between them, its reader waits for
@@ -33,7 +24,6 @@ import queue
 import re
 import select
 import signal
-import sys
 import threading
 import time
 import traceback
@@ -42,8 +32,7 @@ from collections.abc import Callable, Sequence
 from multiprocessing import connection, process, queues, synchronize
 from typing import Any, NamedTuple
 
-from ..batch import pytree
-from ..core.torch_private import forget_workers, pin_memory_loop, seed_locks
+from ..core.torch_private import forget_workers, pin_memory_loop
 from .tracebacks import format_indices, is_of_worker, message_of, rank_text
 
 #: The interval at which a wait checks the workers, in seconds.
@@ -483,40 +472,6 @@ def outlive_writers(messages: Any, is_lost: Callable[[], bool]) -> None:
         untyped.is_lost = is_lost
 
 
-#: The longest wait for a lock before a fork, in seconds. See Note [fork locks].
-_FORK_LOCK_SECONDS = 1.0
-
-
-def _locks_of_workers() -> list[Any]:
-    """Return the locks that every worker acquires, in the order of acquisition."""
-    locks: list[Any] = [pytree.registration_lock, *seed_locks()]
-    numpy = sys.modules.get("numpy")
-    if numpy is not None and hasattr(numpy.random, "get_bit_generator"):  # since 1.24
-        locks.append(numpy.random.get_bit_generator().lock)
-    return locks
-
-
-class _ForkLocks(threading.local):
-    """The locks that this thread acquired for a fork."""
-
-    def __init__(self) -> None:
-        self.held: list[Any] = []
-
-
-_fork_locks = _ForkLocks()
-
-
-def _acquire_fork_locks() -> None:
-    for lock in _locks_of_workers():
-        if lock.acquire(True, _FORK_LOCK_SECONDS):
-            _fork_locks.held.append(lock)
-
-
-def _release_fork_locks() -> None:
-    while _fork_locks.held:
-        _fork_locks.held.pop().release()
-
-
 def _leave_workers_to_parent() -> None:
     """Make ``multiprocessing`` forget the parent's workers in a child of ``os.fork``.
 
@@ -528,9 +483,4 @@ def _leave_workers_to_parent() -> None:
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(
-        before=_acquire_fork_locks,
-        after_in_parent=_release_fork_locks,
-        after_in_child=_release_fork_locks,
-    )
     os.register_at_fork(after_in_child=_leave_workers_to_parent)

@@ -13,7 +13,7 @@ import torch
 
 from pyparallel import backend
 from pyparallel.batch import pytree
-from pyparallel.loader import worker_monitor
+from pyparallel.core import fork_locks
 
 pytestmark = [
     pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork"),
@@ -80,10 +80,10 @@ def test_a_lock_that_another_thread_holds_is_free_in_the_child(name: str) -> Non
 def test_a_lock_that_is_never_released_does_not_stop_a_fork(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(worker_monitor, "_FORK_LOCK_SECONDS", 0.01)
+    monkeypatch.setattr(fork_locks, "_SECONDS", 0.01)
     with pytree.registration_lock:
         assert child(lambda: None) == 0
-    assert not worker_monitor._fork_locks.held
+    assert not fork_locks._held.locks
 
 
 NUMBERS = torch.empty(4_000_000)
