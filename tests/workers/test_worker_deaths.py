@@ -1,4 +1,4 @@
-"""A worker that dies is reported, and delivers what it had answered."""
+"""A dead worker is reported, and its last answers are delivered."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_a_worker_without_tasks_may_end() -> None:
             workers.receive(0, 60)
 
 
-#: What a worker does, in this order.
+#: The steps of a worker, in this order.
 STEPS = {
     **{name: (_run, name) for name in ("work", "restore_handlers", "_end_with_parent")},
     "stacks": (deaths.Stacks, "enter"),
