@@ -23,17 +23,13 @@ from . import versions
 
 __all__ = [
     "ATTRIBUTES",
-    "MP_STATUS_CHECK_INTERVAL",
     "BatchNorm",
-    "DatasetKind",
     "ExceptionWrapper",
-    "InProcessIter",
     "IterableFetcher",
     "LoaderIter",
     "MapFetcher",
     "RangeInC",
     "TorchLoader",
-    "WorkersIter",
     "any_autocast",
     "as_subclass",
     "compiled_from",
@@ -42,7 +38,6 @@ __all__ = [
     "dense_parts",
     "flattened_in",
     "foreach_copy",
-    "forget_workers",
     "ignored_by_ddp",
     "in_forward_ad",
     "innermost_transform",
@@ -59,7 +54,6 @@ __all__ = [
     "num_function_modes",
     "outside_autocast",
     "pin_memory",
-    "pin_memory_loop",
     "pytree",
     "require",
     "runs_in_python",
@@ -94,28 +88,17 @@ try:
     # The registry of other libraries' containers.
     from torch.utils import _pytree as pytree
 
-    # The seconds of one wait for a batch without a timeout.
-    from torch.utils.data._utils import MP_STATUS_CHECK_INTERVAL
-
-    # default_collate and its table; the globals of a worker; pinning and its thread.
+    # default_collate and its table; seeds and the info of a worker; pinning.
     from torch.utils.data._utils import collate as data_collate
     from torch.utils.data._utils import worker as data_worker
 
-    # The profiler measures the fetchers; a loader reads skipped samples with the first.
+    # The profiler measures the fetchers of torch's own iterators.
     from torch.utils.data._utils.fetch import _IterableDatasetFetcher as IterableFetcher
     from torch.utils.data._utils.fetch import _MapDatasetFetcher as MapFetcher
-    from torch.utils.data._utils.pin_memory import _pin_memory_loop as pin_memory_loop
     from torch.utils.data._utils.pin_memory import pin_memory
 
-    # The base classes of the loader's iterators.
+    # Other libraries ask whether an iterator is one of torch's.
     from torch.utils.data.dataloader import _BaseDataLoaderIter as LoaderIter
-    from torch.utils.data.dataloader import _DatasetKind as DatasetKind
-    from torch.utils.data.dataloader import (
-        _MultiProcessingDataLoaderIter as WorkersIter,
-    )
-    from torch.utils.data.dataloader import (
-        _SingleProcessDataLoaderIter as InProcessIter,
-    )
 except ImportError as _error:
     raise ImportError(
         f"pyparallel uses a private name that torch {torch.__version__} lacks: "
@@ -148,40 +131,15 @@ else:
 #: Private attributes of torch's classes that subclasses override or use.
 ATTRIBUTES: Mapping[Any, Mapping[str, str]] = {
     LoaderIter: {
-        "_base_seed": "seeds the samples; replaced when a loader resumes",
-        "_collate_fn": "measures the collation, and packs batches in workers",
-        "_dataset": "replaced by a dataset that counts samples when a loader resumes",
-        "_IterableDataset_len_called": "whether torch compares the length",
-        "_index_sampler": "counts the indices",
-        "_next_data": "measures the wait for a batch",
-        "_next_index": "counts the indices",
-        "_num_yielded": "the number of the next batch of a loader that resumes",
+        "_IterableDataset_len_called": "the length that torch compares",
+        "_next_data": "torch's method calls it, if a library replaces that method",
+        "_num_yielded": "counted by torch's method",
         "_profile_name": "names the range of a batch",
-        "_timeout": "whether a late batch is an error",
-        "_reset": "the next epoch of persistent workers",
-    },
-    WorkersIter: {
-        "_index_queues": "kept alive until the workers have ended",
-        "_in_order": "whether batches arrive in the order of their numbers",
-        "_persistent_workers": "such workers outlive their epoch",
-        "_prefetch_factor": "how many batches a worker prepares",
-        "_rcvd_idx": "the number of batches received, for state_dict",
-        "_send_idx": "the number of the batch whose indices are sent next",
-        "_shutdown": "whether the workers were ended",
-        "_shutdown_workers": "ends workers, and frees their slabs of the ring",
-        "_task_info": "the worker of each batch, for errors that name samples",
-        "_try_get_data": "a wait that ends when a worker dies",
-        "_worker_init_fn": "prepares workers",
-        "_worker_pids_set": "whether torch watches the workers",
-        "_worker_queue_idx_cycle": "the worker of the next batch when a loader resumes",
-        "_worker_result_queue": "read without waiting for a dead worker",
-        "_workers": "the processes",
-        "_workers_done_event": "set without waiting for a dead worker",
-        "_workers_status": "which workers have not ended their epoch",
     },
     TorchLoader: {
         "_auto_collation": "whether batches are made of samples",
-        "_dataset_kind": "whether samples are looked up by index",
+        "_dataset_kind": "an attribute of iterators that other libraries read",
+        "_IterableDataset_len_called": "the length that was reported",
         "_get_iterator": "returns the package's iterators",
         "_index_sampler": "its state is part of state_dict",
         "_iterator": "the iterator whose workers persist",
@@ -418,17 +376,6 @@ def is_profiling() -> bool:
     ``torch.autograd._profiler_enabled`` only reports the profiler of its own thread.
     """
     return bool(_profiler.get("_is_profiler_enabled", True))
-
-
-def forget_workers(iterator: Any) -> None:
-    """Stop torch from raising an error when a worker of this iterator dies."""
-    from torch.utils.data._utils import signal_handling
-
-    forget: Callable[[int], Any] = _private_or(
-        signal_handling, "_remove_worker_pids", id
-    )
-    forget(id(iterator))
-    iterator._worker_pids_set = False
 
 
 def is_split_along_rows(nested: Any) -> bool:

@@ -7,9 +7,8 @@ from typing import Any
 from ..core.errors import LoaderWarning, warn_once
 from ..shm import memfd
 from ..shm.ring import Ring, largest_slab, total_nbytes
-from ..shm.serialization import ReceivedBatch, RingMiss
+from ..shm.serialization import RingMiss
 from . import preflight as preflight_module
-from ._worker import WorkerTimings
 from .messages import Facts
 from .reader import Figures
 from .stats import Meter, warn_about_padding
@@ -107,7 +106,7 @@ class BatchReceiver:
         """
         meter = self.meter
         miss = None if facts is None else facts.miss
-        meter.count_answer(start, figures, nbytes, facts)
+        meter.count_batch(start, figures, nbytes, facts)
         if figures.padding_nbytes:
             warn_about_padding(meter, figures.stacked_nbytes, figures.padding_nbytes)
         if miss is not None:
@@ -115,36 +114,6 @@ class BatchReceiver:
         # Workers that started while the ring had no memory do not use it.
         if miss is not None and miss.reason != "off" and self.ring is not None:
             _warn_about_miss(miss, self.ring)
-
-    def receive(self, received: ReceivedBatch) -> Any:
-        """Return the batch of a message from a worker, and count it."""
-        batch, message = received.deserialize(), received.message
-        timings: WorkerTimings = message.timings
-        missed = message.miss is not None or message.unsupported is not None
-        self.meter.add(
-            batches=1,
-            fetch_seconds=timings.fetch_seconds,
-            collate_seconds=timings.collate_seconds,
-            pack_seconds=timings.pack_seconds,
-            fetch_cpu_seconds=timings.fetch_cpu_seconds,
-            collate_cpu_seconds=timings.collate_cpu_seconds,
-            pack_cpu_seconds=timings.pack_cpu_seconds,
-            core_wait_seconds=timings.core_wait_seconds,
-            stacked_nbytes=timings.stacked_nbytes,
-            padding_nbytes=timings.padding_nbytes,
-            nbytes=message.plan.nbytes if message.plan is not None else 0,
-            ring_hits=int(message.is_in_ring and not missed),
-            ring_misses=int(missed),
-        )
-        if missed:
-            reason = "unsupported" if message.miss is None else message.miss.reason
-            self.meter.misses[reason] += 1
-        warn_about_padding(self.meter, timings.stacked_nbytes, timings.padding_nbytes)
-        # Workers that started while the ring had no memory do not use it.
-        had_ring = message.miss is None or message.miss.reason != "off"
-        if missed and had_ring and self.ring is not None:
-            _warn_about_miss(message.miss or RingMiss("unsupported", 0), self.ring)
-        return batch
 
 
 def _warn_about_miss(miss: RingMiss, ring: Ring) -> None:

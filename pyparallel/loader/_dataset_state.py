@@ -1,6 +1,6 @@
 """Save and restore the state of a loader's dataset.
 
-torch sends a `DatasetTracker` to every worker together with the dataset. It reports the
+Every worker gets a `DatasetTracker` together with the dataset. It reports the
 state of a stateful dataset with each batch, and restores the position of a stopped
 worker. `DatasetStates` collects the reports in the parent.
 
@@ -24,11 +24,10 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import torch
-from torch.utils.data import IterableDataset, IterDataPipe, get_worker_info
+from torch.utils.data import IterableDataset, get_worker_info
 
-from ..core.torch_private import ExceptionWrapper, MapFetcher
+from ..core.torch_private import ExceptionWrapper
 from . import _random_state
-from ._sample_reader import SampleReader
 from ._sampler_state import END, StatefulIterable, copy_state, is_stateful
 from .errors import wrap_exception
 from .sample_errors import ErrorPolicy
@@ -56,7 +55,6 @@ class DatasetTracker:
 
     Attributes:
         dataset: the user's dataset.
-        read_as: the dataset, or the wrapper that torch reads instead.
     """
 
     def __init__(
@@ -66,7 +64,6 @@ class DatasetTracker:
         records: dict[int, dict[str, Any]],
         wants_states: Any,
         replays: dict[int, list[Any]],
-        auto_collation: bool,
         policy: ErrorPolicy | None,
         saves: bool,
     ) -> None:
@@ -82,23 +79,19 @@ class DatasetTracker:
                 is 0.
             replays: for workers of a map-style dataset whose state is unknown: the
                 indices that they had read, as torch sent them.
-            auto_collation: the replayed indices are batches of indices.
             policy: reads the samples, None if errors are raised.
             saves: whether to use the state of the dataset. False: delivered samples
                 are read again.
         """
-        self.dataset = self.read_as = dataset
+        self.dataset = dataset
         self._batch_size = batch_size
         self._records = records
         self._wants_states, self._replays = wants_states, replays
-        self._auto_collation = auto_collation
         self._worker, self._policy, self._saves = 0, policy, saves
         self._tracked = self._track()
         self._random: dict[str, Any] | None = None
 
-    def enter(
-        self, worker: int, read_again: Callable[[Any], Any] | None = None
-    ) -> None:
+    def enter(self, worker: int, read_again: Callable[[Any], Any]) -> None:
         """Begin in the process that reads: the process of a worker, or the parent.
 
         Args:
@@ -112,14 +105,9 @@ class DatasetTracker:
         if record is not None and record["state"] is not None:
             with _random_state.preserve_in_parent():
                 self.dataset.load_state_dict(record["state"]["own"])
-        if read_again is None:
-            fetcher: Any = MapFetcher(
-                self.read_as, self._auto_collation, _discard, False
-            )
-            read_again = fetcher.fetch
-        for indices in self._replays.get(worker, ()):
+        for task in self._replays.get(worker, ()):
             with contextlib.suppress(Exception):  # already raised in the earlier run
-                read_again(indices)
+                read_again(task)
         self._discard_failures()
 
     def open(self) -> Iterator[Any]:
@@ -214,56 +202,6 @@ class DatasetTracker:
             return pickle.dumps(WorkerReport(self._worker, error, random))
 
 
-def _discard(samples: Any) -> None:
-    """Collate samples of a batch that is only read."""
-
-
-class TrackedDataset(IterableDataset[Any]):
-    """A wrapper of an iterable dataset whose iterator continues where it stopped."""
-
-    def __init__(self, tracker: DatasetTracker) -> None:
-        self.tracker, self.dataset = tracker, tracker.dataset
-
-    def __iter__(self) -> Iterator[Any]:
-        return self.tracker.open()
-
-    def __repr__(self) -> str:
-        return repr(self.dataset)
-
-
-#: The dataset of this process, if it is a worker.
-_tracker: DatasetTracker | None = None
-
-
-class StatefulWorkerInit:
-    """The ``worker_init_fn`` of workers that read a wrapped or stateful dataset."""
-
-    def __init__(
-        self, init: Callable[[int], Any] | None, tracker: DatasetTracker | None
-    ) -> None:
-        self.init, self.tracker = init, tracker
-
-    def __call__(self, worker: int) -> None:
-        global _tracker
-        info = get_worker_info()
-        if info is not None and isinstance(info.dataset, TrackedDataset | SampleReader):
-            # get_worker_info() must show users their own dataset, but forbids setattr.
-            object.__setattr__(info, "dataset", info.dataset.dataset)
-        if self.init is not None:
-            self.init(worker)
-        if self.tracker is not None:
-            self.tracker.enter(worker)
-        _tracker = self.tracker
-
-
-def worker_report() -> bytes | None:
-    """Return the pickled `WorkerReport` of this worker, None without a tracker.
-
-    Call this in the worker directly after each batch.
-    """
-    return None if _tracker is None else _tracker.report()
-
-
 def _has_reports(dataset: Any) -> bool:
     """Return True if workers report their position in a dataset."""
     return isinstance(dataset, IterableDataset) or is_stateful(dataset)
@@ -299,7 +237,6 @@ class DatasetStates:
         self._replays: dict[int, list[Any]] = {}
         self._batch_size = loader.batch_size or 1
         self._num_workers = loader.num_workers
-        self._auto_collation = loader._auto_collation
         self._saves = not loader.replay_dataset
         self._continued = loader._loaded is not None
         # Persistent workers keep their dataset, so they cannot read an epoch again.
@@ -310,16 +247,16 @@ class DatasetStates:
 
     def track(self, dataset: Any, policy: ErrorPolicy | None) -> DatasetTracker | None:
         """Return a tracker of the dataset, None if it has no state and is map-style."""
-        if isinstance(dataset, IterDataPipe):  # uses its own protocol in workers
-            return None
         if _has_reports(dataset):
             records = self.records if self._continued else {}
             if self._num_workers:
                 self._wants_states = self._context.RawValue("b", self._wants_at_start)
             self.tracker = DatasetTracker(
                 *(dataset, self._batch_size, copy.deepcopy(records)),
-                *(self._wants_states, self._replays, self._auto_collation),
-                *(policy, self._saves),
+                self._wants_states,
+                self._replays,
+                policy,
+                self._saves,
             )
         return self.tracker
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import os
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Mapping
@@ -26,10 +25,9 @@ from ..batch.collate import collate, collate_one_chunk
 from ..batch.collate_fields import check_collate_fn
 from ..core.errors import BatchTypeError, check_int, type_name, warn
 from ..core.text import plural
-from ..core.torch_private import TorchLoader, WorkersIter, require
+from ..core.torch_private import TorchLoader, require
 from . import _random_state
 from ._batch_receiver import BatchReceiver
-from ._iterators import InProcessIterator, WorkersIterator
 from ._loader_state import find_epochs, ordering_parts
 from ._progress import Progress
 from .applied import applied_changes
@@ -318,10 +316,7 @@ class DataLoader(TorchLoader[_T_co], StatefulLoader):
 
     def __iter__(self) -> Any:
         """Start an epoch."""
-        if (
-            isinstance(self._iterator, WorkersIterator | Epoch)
-            and self._iterator.has_lost_worker()
-        ):
+        if isinstance(self._iterator, Epoch) and self._iterator.has_lost_worker():
             self._iterator = None
         return super().__iter__()
 
@@ -350,15 +345,11 @@ class DataLoader(TorchLoader[_T_co], StatefulLoader):
         return state
 
     def _get_iterator(self) -> Any:
-        require("pyparallel.DataLoader", TorchLoader, WorkersIter)
+        require("pyparallel.DataLoader", TorchLoader)
+        if isinstance(self.dataset, IterDataPipe | MapDataPipe):
+            return super()._get_iterator()
         self._receiver.meter.applied = applied_changes(self)  # warnings use it
-        if os.environ.get("PYPARALLEL_OLD_ENGINE") != "1":
-            if isinstance(self.dataset, IterDataPipe | MapDataPipe):
-                return super()._get_iterator()
-            return Epoch(self)
-        if self.num_workers == 0:
-            return InProcessIterator(self, self._receiver)
-        return WorkersIterator(self, self._receiver)
+        return Epoch(self)
 
 
 #: The arguments that torch's class does not have. They are attributes of a loader.

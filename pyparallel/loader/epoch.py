@@ -16,7 +16,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
 import torch
-from torch.utils.data import IterableDataset
+from torch.utils.data import IterableDataset, dataloader
 
 from ..batch import pytree
 from ..batch.container import DataContainer
@@ -31,9 +31,10 @@ from ._batch_receiver import BatchReceiver
 from ._progress import Progress
 from ._random_state import SampleTask
 from .errors import dead_worker_error, raise_error
+from .fetchers import Source
 from .messages import BatchProgram, Facts, Unpacker
 from .preflight import check_workers_are_processes, start_method_of
-from .reader import BATCH, END, ERROR, Answer, Reader, Source
+from .reader import BATCH, END, ERROR, Answer, Reader
 from .tracebacks import add_note, clear_frames, format_indices, hide_frames, rank_text
 
 _LENGTH_ADVICE = (
@@ -46,8 +47,8 @@ _LENGTH_ADVICE = (
 _IDLE_SECONDS = 60.0
 #: Classes of leaves that contain no tensors.
 _WITHOUT_TENSORS = frozenset((int, float, bool, str, bytes, type(None)))
-#: torch's method, unless another library has replaced it.
-_TORCH_NEXT = LoaderIter.__next__
+#: The globals of torch's methods. Methods of other libraries have other globals.
+_TORCH_GLOBALS = vars(dataloader)
 
 
 class Loader(Protocol):
@@ -90,6 +91,10 @@ class Stopped(Exception):
         )
 
 
+def _never() -> bool:
+    return False
+
+
 class _Pending(NamedTuple):
     """A task without an answer: its worker, and the error if it was not sent."""
 
@@ -107,6 +112,7 @@ class Epoch(LoaderIter):
     _pool: Any = None
     _ring: Any = None
     _pins_ring = False
+    _is_stopped: Callable[[], bool]
 
     def __init__(self, loader: Any) -> None:
         if loader.num_workers:
@@ -132,7 +138,7 @@ class Epoch(LoaderIter):
         drawn = torch.empty((), dtype=torch.int64).random_(generator=loader.generator)
         self._base_seed: Any = progress.choose_base_seed(int(drawn))
         self._epoch = 0
-        self._stopping = False
+        self.stop_if(None)
         self._stale = [0] * max(count, 1)
         self._window: deque[_Pending] = deque()
         self._prepare_ring(loader)
@@ -196,7 +202,7 @@ class Epoch(LoaderIter):
             init=self._worker_init_fn if self._has_workers else None,
             tracker=progress.dataset.track(loader.dataset, progress.policy),
             policy=progress.policy,
-            samples=progress.samples is not None,
+            has_keys=progress.samples is not None,
             seeds=seeds,
         )
         reader = Reader(source, self._base_seed)
@@ -232,7 +238,6 @@ class Epoch(LoaderIter):
         if self._has_workers:
             self._sampler_iter = self._progress.indices()
         self._IterableDataset_len_called = loader._IterableDataset_len_called
-        self._stopping = False
         self._turn = first_worker
         self._active = [True] * max(self._num_workers, 1)
         self._num_sent = 0  # of this epoch
@@ -371,7 +376,7 @@ class Epoch(LoaderIter):
     def _receive_packed(self) -> tuple[int, Any]:
         worker = self._window[0].worker if self._in_order else None
         while True:
-            if self._stopping:
+            if self._is_stopped():
                 raise Stopped
             try:
                 found: tuple[int, Any] = self._pool.receive(
@@ -525,9 +530,8 @@ class Epoch(LoaderIter):
 
     def _next(self) -> Any:
         """Return the next batch in torch's range for profilers."""
-        if (
-            LoaderIter.__next__ is not _TORCH_NEXT
-        ):  # of another library: it calls torch's
+        inherited = LoaderIter.__next__
+        if getattr(inherited, "__globals__", None) is not _TORCH_GLOBALS:
             return super().__next__()
         if is_profiling():
             recorded: Any = torch.autograd.profiler.record_function(self._profile_name)
@@ -556,11 +560,13 @@ class Epoch(LoaderIter):
         found: list[Any] = self._pool.processes
         return found
 
-    def stop_waiting(self) -> None:
-        """Let a `next` of another thread raise `Stopped`, until the next epoch."""
-        self._stopping = True
-        if self._has_workers and self._pool is not None:
-            self._pool.wake()
+    def stop_if(self, is_stopped: Callable[[], bool] | None) -> None:
+        """Let waits raise `Stopped` if a function returns True, None to undo it."""
+        self._is_stopped = is_stopped or _never
+
+    def wake(self) -> None:
+        """Let a wait in another thread ask the function of `stop_if` again."""
+        self._pool.wake()
 
     def has_lost_worker(self) -> bool:
         """Return True if the next epoch needs new workers. This ends the old ones."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -12,11 +11,9 @@ import torch
 from ..batch.stack import PaddingCounter
 from ..core.cpu_time import cpu_seconds
 from ..core.torch_private import data_worker
-from ._dataset_state import DatasetTracker
 from ._random_state import SampleTask
-from ._sample_reader import NO_SAMPLES, SampleReader
-from .sample_errors import ErrorPolicy
-from .tracebacks import LocatingFetcher, format_indices
+from .fetchers import IterableFetcher, MapFetcher, Source, early_end
+from .sample_errors import NO_SAMPLES
 
 #: The kinds of answers: a batch, a batch without samples, an error, the end of an
 #: iterable dataset.
@@ -59,36 +56,6 @@ class Answer(NamedTuple):
     location: str = ""
 
 
-class Source(NamedTuple):
-    """The arguments of a loader that a `Reader` needs.
-
-    Attributes:
-        dataset: the user's dataset.
-        collate_fn: makes a batch of samples.
-        is_iterable: the dataset has no indices.
-        auto_collation: a task has the indices of several samples.
-        drop_last: drop a last batch that is short.
-        num_workers: the number of workers, 0 for the calling thread.
-        init: the user's ``worker_init_fn``.
-        tracker: saves and restores the dataset, None if it needs no state.
-        policy: reads samples with ``on_error``, None if errors are raised.
-        samples: tasks are those of a `SampleTask`.
-        seeds: see `SampleReader`.
-    """
-
-    dataset: Any
-    collate_fn: Callable[[Any], Any]
-    is_iterable: bool
-    auto_collation: bool
-    drop_last: bool
-    num_workers: int
-    init: Callable[[int], Any] | None
-    tracker: DatasetTracker | None
-    policy: ErrorPolicy | None
-    samples: bool
-    seeds: Any
-
-
 class Reader:
     """Runs tasks. Pickled to a worker process, or used in the calling thread.
 
@@ -101,18 +68,9 @@ class Reader:
         self._source, self._base_seed = source, base_seed
         self.number = -1  # of the batch in its epoch
         self._epoch = 0
-        self._fetcher: Any = None
+        self._fetcher: MapFetcher | IterableFetcher
         self._start_error: BaseException | None = None
-        self._location = ""
         self._collate_start = (0.0, 0.0)
-        self._samples = None
-        if source.samples:
-            self._samples = SampleReader(
-                source.dataset,
-                seeds=source.seeds,
-                policy=source.policy,
-                saves=source.seeds is not False and not source.num_workers,
-            )
 
     def start(self, worker: int) -> None:
         """Prepare a worker: threads of torch, seeds, the worker info, the user's init.
@@ -142,7 +100,9 @@ class Reader:
                 source.init(worker)
             self._begin(worker)
         except (StopIteration, GeneratorExit) as error:
-            self._start_error = _early_end(f"worker_init_fn of worker {worker}", error)
+            found = early_end("worker_init_fn", error, f"in worker {worker}")
+            found.__cause__ = error
+            self._start_error = found
         except (KeyboardInterrupt, SystemExit):
             raise
         except BaseException as error:
@@ -152,34 +112,25 @@ class Reader:
         """Restore the dataset, and begin its first epoch."""
         tracker = self._source.tracker
         if tracker is not None:
-            tracker.enter(worker, self._read_again)
+            read_again = MapFetcher(self._source, self.collate).read
+            tracker.enter(worker, read_again)
         self._begin_epoch()
 
     def _begin_epoch(self) -> None:
-        make = _IterableFetcher if self._source.is_iterable else MapFetcher
-        fetcher = make(self._source, self._samples, self.collate)
-        self._fetcher = LocatingFetcher(fetcher, self._locate)
-
-    def _read_again(self, task: Any) -> None:
-        """Read the samples of a task, and make no batch."""
-        MapFetcher(self._source, self._samples, _discard).fetch(task)
-
-    def _locate(self, error: BaseException, location: str) -> None:
-        self._location = location
+        make = IterableFetcher if self._source.is_iterable else MapFetcher
+        self._fetcher = make(self._source, self.collate)
 
     def run(self, task: Task) -> Answer:
         """Return the batch of a task, its error, or the end of an iterable dataset."""
         if self._start_error is not None:
-            error, self._start_error = self._start_error, None
-            return Answer(ERROR, error)
-        epoch, number, indices = task
-        self.number = number
+            return Answer(ERROR, self._start_error)
+        epoch, self.number, indices = task
         start, cpu = time.perf_counter(), cpu_seconds()
         try:
             if epoch != self._epoch:
                 self._epoch = epoch
                 self._begin_epoch()
-            if self._samples is not None:
+            if self._source.has_keys:
                 indices = SampleTask(*indices)
             with PaddingCounter() as padding:
                 batch = self._fetcher.fetch(indices)
@@ -189,11 +140,9 @@ class Reader:
             raise
         except BaseException as error:
             self._take_failures()  # of a batch that is not delivered
-            location, self._location = self._location, ""
-            return Answer(ERROR, error, location=location)
+            return Answer(ERROR, error, location=self._locate(error))
         finally:
-            if self._samples is not None:
-                self._samples.restore()
+            self._fetcher.restore()
         end, (collate_start, collate_cpu) = time.perf_counter(), self._collate_start
         figures = Figures(
             collate_start - start,
@@ -205,6 +154,12 @@ class Reader:
         )
         kind = LEFT_OUT if batch is NO_SAMPLES else BATCH
         return Answer(kind, batch, self._take_failures(), self._report(), figures)
+
+    def _locate(self, error: BaseException) -> str:
+        try:
+            return self._fetcher.locate(error)
+        except Exception:  # an index, or the message of the error, may raise anything
+            return ""
 
     def _report(self) -> bytes | None:
         tracker = self._source.tracker
@@ -224,84 +179,4 @@ class Reader:
         try:
             return self._source.collate_fn(samples)
         except (StopIteration, GeneratorExit) as error:
-            raise _early_end("collate_fn", error) from error
-
-
-def _discard(samples: Any) -> None:
-    """Collate samples of a batch that is only read."""
-
-
-class MapFetcher:
-    """Reads the batches of a map-style dataset.
-
-    Attributes:
-        dataset: the dataset, or the `SampleReader` that reads it.
-        auto_collation: a task has the indices of several samples.
-        collate_fn: makes a batch.
-    """
-
-    def __init__(self, source: Source, samples: Any, collate_fn: Any) -> None:
-        self.dataset = source.dataset if samples is None else samples
-        self.auto_collation, self.collate_fn = source.auto_collation, collate_fn
-
-    def fetch(self, indices: Any) -> Any:
-        """Return the batch of these indices."""
-        dataset = self.dataset
-        try:
-            samples: Any
-            if not self.auto_collation:
-                samples = dataset[indices]
-            elif getattr(dataset, "__getitems__", None):
-                samples = dataset.__getitems__(indices)
-            else:
-                samples = [dataset[index] for index in indices]
-        except (StopIteration, GeneratorExit) as error:
-            shown = indices.indices if isinstance(indices, SampleTask) else indices
-            what = f"the dataset at index {format_indices(shown)}"
-            raise _early_end(what, error) from error
-        return self.collate_fn(samples)
-
-
-class _IterableFetcher:
-    """Reads the batches of an iterable dataset, one epoch of it.
-
-    Attributes:
-        dataset_iter: yields the samples.
-        ended: the dataset has no more samples.
-    """
-
-    def __init__(self, source: Source, samples: Any, collate_fn: Any) -> None:
-        self.dataset, self.auto_collation = source.dataset, source.auto_collation
-        self.collate_fn, self._drop_last = collate_fn, source.drop_last
-        tracker: Any = source.tracker
-        self.dataset_iter, self.ended = tracker.open(), False
-
-    def fetch(self, places: Any) -> Any:
-        """Return the next batch.
-
-        Args:
-            places: as many places as the batch has samples.
-        """
-        if self.ended:
-            raise StopIteration
-        if not self.auto_collation:
-            return self.collate_fn(next(self.dataset_iter))
-        samples = []
-        for _ in places:
-            try:
-                samples.append(next(self.dataset_iter))
-            except StopIteration:
-                self.ended = True
-                break
-        if not samples or (self._drop_last and len(samples) < len(places)):
-            raise StopIteration
-        return self.collate_fn(samples)
-
-
-def _early_end(what: str, error: BaseException) -> RuntimeError:
-    found = RuntimeError(
-        f"DataLoader: only the sampler ends an epoch, but {what} raised "
-        f"{type(error).__name__}. Raise another error there."
-    )
-    found.__cause__ = error
-    return found
+            raise early_end("collate_fn", error, self._locate(error)) from error

@@ -30,10 +30,12 @@ from ..core.errors import (
 )
 from ..core.torch_private import ExceptionWrapper
 from ._random_state import IndexKindError, SampleTask, sample_key
-from ._sample_reader import NO_SAMPLES
 from .errors import is_death_report, wrap_exception
 from .tracebacks import format_indices, message_of, rank_text
 
+#: Takes the place of the samples of a batch if no sample could be read or replaced.
+#: The batch is left out.
+NO_SAMPLES: Any = object()
 #: The values of ``on_error``.
 MODES = ("raise", "skip", "replace")
 #: Errors of the machine or of the program, which no other sample avoids. The first one

@@ -1,23 +1,20 @@
-"""Add ``state_dict`` and ``load_state_dict`` to torch's loader and its iterators.
+"""Add ``state_dict`` and ``load_state_dict`` to torch's loader.
 
-`StatefulLoader` is a second base of a loader, beside torch's ``DataLoader``.
-`StatefulIterator` precedes each of torch's two iterators. torch's iterators copy
-arguments of the loader to attributes. `InterceptedAttribute` replaces some of these
-values on assignment, so no code of torch is repeated here.
+`StatefulLoader` is a second base of a loader, beside torch's ``DataLoader``. Its
+iterator, `epoch.Epoch`, calls a `Progress` for each batch.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from types import MappingProxyType
 from typing import Any
 
-from torch.utils.data import IterableDataset, IterDataPipe
+from torch.utils.data import IterDataPipe, MapDataPipe
 
 from . import _random_state
-from ._dataset_state import DatasetTracker, StatefulWorkerInit, TrackedDataset
 from ._loader_state import (
     find_epochs,
     find_generators,
@@ -27,10 +24,8 @@ from ._loader_state import (
     state_between_epochs,
 )
 from ._progress import Progress
-from ._sample_reader import SampleReader
 from ._state_format import decode, encode
-from .sample_errors import Failure, SampleError
-from .tracebacks import hide_frames
+from .sample_errors import SampleError
 
 
 class StatefulLoader:
@@ -70,7 +65,7 @@ class StatefulLoader:
             RuntimeError: ``in_order=False`` with workers, a `PreDataLoader` reads the
                 loader ahead, or the delivered samples are unknown. The message gives
                 the reason.
-            TypeError: the dataset is an ``IterDataPipe``.
+            TypeError: the dataset is a ``DataPipe``.
         """
         return encode(self._position())
 
@@ -125,7 +120,7 @@ class StatefulLoader:
                 unchanged.
             RuntimeError: ``in_order=False`` with workers. ``iter()`` raises this as
                 well, if the sampler does not yield the same indices again.
-            TypeError: the dataset is an ``IterDataPipe``.
+            TypeError: the dataset is a ``DataPipe``.
         """
         loaded = check_state(self, state_dict)
         if loaded is not None:
@@ -146,10 +141,11 @@ class StatefulLoader:
                 f"DataLoader.{method} must know the order of batches, but the loader "
                 f"has in_order=False. Remove in_order=False."
             )
-        if isinstance(loader.dataset, IterDataPipe):
+        if isinstance(loader.dataset, IterDataPipe | MapDataPipe):
             raise TypeError(
                 f"DataLoader.{method} must have a Dataset or an IterableDataset, but "
-                f"has an IterDataPipe. Wrap it in an IterableDataset."
+                f"has a DataPipe ({type(loader.dataset).__name__}), which torch's own "
+                f"iterator reads. Wrap it in a dataset."
             )
 
 
@@ -222,131 +218,3 @@ def read_ahead(source: Any) -> Callable[[], None]:
         progress.reader = None
 
     return end
-
-
-class _TrackedSampler:
-    """The sampler that torch's iterators read: it yields the tasks of a `Progress`."""
-
-    def __init__(self, sampler: Any, progress: Progress) -> None:
-        self.sampler, self.progress = sampler, progress
-
-    def __iter__(self) -> Iterator[Any]:
-        return self.progress.indices()
-
-    def __len__(self) -> int:
-        return len(self.sampler)
-
-
-class InterceptedAttribute:
-    """An attribute whose value is replaced when torch's iterator assigns it.
-
-    Args:
-        replace: returns the new value, from the iterator and the assigned value.
-    """
-
-    def __init__(self, replace: Callable[[Any, Any], Any]) -> None:
-        self.replace = replace
-
-    def __set_name__(self, owner: type, name: str) -> None:
-        self.name = name
-
-    def __get__(self, iterator: Any, owner: type) -> Any:
-        return iterator.__dict__[self.name]
-
-    def __set__(self, iterator: Any, value: Any) -> None:
-        iterator.__dict__[self.name] = self.replace(iterator, value)
-
-
-def _track_dataset(iterator: Any, dataset: Any) -> Any:
-    progress = iterator._progress
-    tracker: DatasetTracker | None = progress.dataset.track(dataset, progress.policy)
-    read_as = dataset
-    if progress.samples is not None:
-        seeds = progress.seeds_samples
-        read_as = SampleReader(
-            dataset,
-            seeds=seeds,
-            policy=progress.policy,
-            saves=seeds is not False and not iterator._has_workers,
-        )
-    elif isinstance(dataset, IterableDataset) and tracker is not None:
-        read_as = TrackedDataset(tracker)
-    if tracker is not None:
-        tracker.read_as = read_as
-        if not iterator._has_workers:
-            tracker.enter(0)
-    return read_as
-
-
-def wrap_worker_init(iterator: Any, init: Callable[[int], Any] | None) -> Any:
-    """Return the ``worker_init_fn`` of an iterator's workers."""
-    progress = iterator._progress
-    if progress.dataset.tracker is None and progress.samples is None:
-        return init
-    return StatefulWorkerInit(init, progress.dataset.tracker)
-
-
-class StatefulIterator:
-    """A base class of iterators that tracks the progress of an epoch.
-
-    A subclass inherits from this class first and then from one of torch's iterators.
-    Type checkers do not know torch's iterator here, hence each ``type: ignore``.
-    """
-
-    # torch's __del__ reads it, also after an error before torch's __init__.
-    _shutdown = True
-
-    _dataset = InterceptedAttribute(_track_dataset)
-    _index_sampler = InterceptedAttribute(
-        lambda it, value: _TrackedSampler(value, it._progress)
-    )
-    _base_seed = InterceptedAttribute(
-        lambda it, value: it._progress.choose_base_seed(value)
-    )
-    _worker_init_fn = InterceptedAttribute(wrap_worker_init)
-
-    def __init__(self, loader: Any) -> None:
-        self._progress = progress = Progress(loader)
-        self._has_workers = loader.num_workers > 0
-        # The worker that sends the next batch.
-        self._turn = (
-            progress.dataset.turn % loader.num_workers if self._has_workers else 0
-        )
-        super().__init__(loader)  # type: ignore[call-arg]
-        progress.finish_setup()
-        self._num_yielded = progress.num_delivered
-        if loader._loaded is not None and progress.errors:
-            loader._receiver.meter.add(sample_errors=len(progress.errors))
-        loader._progress, loader._loaded = progress, None
-
-    def _count_failures(self, failures: tuple[Failure, ...]) -> None:
-        """Count the failures of the batch that the consumer is about to receive."""
-        self._progress.count_failures(failures)
-        self._receiver.meter.add(sample_errors=len(failures))  # type: ignore[attr-defined]
-
-    def _reset(self, loader: Any, first_iter: bool = False) -> None:
-        if not first_iter:
-            self._progress = loader._progress = Progress(loader, reset=True)
-            self._index_sampler.progress = self._progress
-        super()._reset(loader, first_iter)  # type: ignore[misc]
-
-    def __next__(self) -> Any:
-        progress = self._progress
-        try:
-            batch = super().__next__()  # type: ignore[misc]
-        except StopIteration:
-            progress.finish()
-            raise
-        except BaseException as error:
-            progress.failed = True
-            if isinstance(error, Exception):
-                hide_frames(error)
-            raise
-        finally:
-            if progress.samples is not None:
-                self._dataset.restore()
-        if self._has_workers:
-            progress.count_batch(self._rcvd_idx)  # type: ignore[attr-defined]
-        else:
-            progress.count_local_batch()
-        return batch

@@ -379,7 +379,7 @@ class Meter:
             )
         return int(totals[0]), int(totals[1]), int(totals[2])
 
-    def count_answer(
+    def count_batch(
         self, start: int, figures: Any, nbytes: int, facts: Any = None
     ) -> None:
         """Count a batch for which its consumer waited in this thread.
@@ -417,48 +417,6 @@ class Meter:
                 counts["core_wait_seconds"] += facts.core_wait_seconds
                 counts["ring_hits"] += facts.is_in_ring
                 counts["ring_misses"] += facts.miss is not None
-
-    def count_batch(
-        self,
-        start: int,
-        collate_start: int,
-        collate_ns: int,
-        fetch_cpu_seconds: float,
-        nbytes: int,
-        stacked_nbytes: int,
-        padding_nbytes: int,
-    ) -> None:
-        """Count a batch that this thread made while its consumer waited.
-
-        One call replaces `waiting` and `add`, because it is on the hot path.
-
-        Args:
-            start: the reading of ``clock`` at the start of the wait, which ends now.
-            collate_start: the reading when the samples were complete.
-            collate_ns: the duration of ``collate_fn``.
-            fetch_cpu_seconds: as in `LoaderStats`, for this batch.
-            nbytes: as in `LoaderStats`, for this batch.
-            stacked_nbytes: as in `LoaderStats`, for this batch.
-            padding_nbytes: as in `LoaderStats`, for this batch.
-        """
-        thread, counts = self._thread, self._counts
-        last_end, thread.last_end = thread.last_end, (now := self.clock())
-        wait = now - start
-        with self._lock:
-            self._wait += wait
-            if last_end is not None:
-                self._busy += start - last_end
-            else:
-                self._first_wait += wait
-                counts["first_waits"] += 1
-            counts["batches"] += 1
-            counts["fetch_seconds"] += (collate_start - start) * 1e-9
-            counts["fetch_cpu_seconds"] += fetch_cpu_seconds
-            counts["collate_seconds"] += collate_ns * 1e-9
-            counts["nbytes"] += nbytes
-            if stacked_nbytes:
-                counts["stacked_nbytes"] += stacked_nbytes
-                counts["padding_nbytes"] += padding_nbytes
 
     def count_wait(self, start: int) -> None:
         """Count a wait of this thread's consumer that ends now.

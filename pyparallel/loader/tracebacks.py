@@ -7,18 +7,15 @@ import os
 import re
 import reprlib
 import traceback
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from operator import length_hint
 from types import TracebackType
 from typing import Any
 
 import torch.distributed as dist
-from torch.utils.data import Subset
 
 from ..core.errors import Error
 from ..transfer import debug
-from ._random_state import SampleTask
-from ._sample_reader import SampleReader
 
 
 def hide_frames(error: BaseException) -> None:
@@ -81,28 +78,6 @@ def clear_frames(error: BaseException, handled: BaseException | None = None) -> 
         link = link.__cause__ or link.__context__
 
 
-def has_frame(error: BaseException, name: str, file: str) -> bool:
-    """Return True if an error came through a function of this name.
-
-    Args:
-        error: the error.
-        name: the name of the function.
-        file: the end of the name of its file.
-    """
-    step = error.__traceback__
-    while step is not None:
-        code = step.tb_frame.f_code
-        if code.co_name == name and code.co_filename.endswith(file):
-            return True
-        step = step.tb_next
-    return False
-
-
-def is_of_worker(error: BaseException) -> bool:
-    """Return True if a worker raised an error, which torch raised again here."""
-    return has_frame(error, "reraise", "_utils.py")
-
-
 _repr = reprlib.Repr()
 _repr.maxlist = _repr.maxtuple = 32
 _repr.maxstring = _repr.maxother = 200
@@ -124,11 +99,9 @@ def rank_text() -> str:
 #: Positions in a batch, in the form of this package's messages and torch's.
 _POSITION = re.compile(r"\b(batch\[(\d+)\]|entry (\d+))")
 _MAX_POSITIONS = 4
-#: ``__getitems__`` methods that read samples one by one, in the order of the indices.
-_ONE_BY_ONE = (Subset.__getitems__, SampleReader.__getitems__)
 
 
-class _Indices(list[Any]):
+class Indices(list[Any]):
     """The indices of a batch. Records how many of them were read."""
 
     _iterator: Iterator[Any] | None = None
@@ -145,79 +118,10 @@ class _Indices(list[Any]):
         return len(self) - length_hint(iterator) - 1
 
 
-class LocatingFetcher:
-    """Wraps a fetcher of torch so that its errors name the samples that were read.
-
-    Args:
-        fetcher: the fetcher.
-        report: called with an error and a text that locates its samples.
-    """
-
-    def __init__(
-        self, fetcher: Any, report: Callable[[BaseException, str], None]
-    ) -> None:
-        self._fetcher, self._report = fetcher, report
-        self._auto_collation = fetcher.auto_collation
-        self._is_iterable = hasattr(fetcher, "dataset_iter")
-        method = getattr(fetcher.dataset, "__getitems__", None)
-        self._is_one_by_one = (
-            self._is_iterable
-            or not method
-            or getattr(method, "__func__", None) in _ONE_BY_ONE
-        )
-        self._num_read = 0  # samples of an iterable dataset
-
-    def fetch(self, index: Any) -> Any:
-        """Return a batch, as torch's fetcher does."""
-        indices = index
-        if self._auto_collation and self._is_one_by_one:
-            if isinstance(index, SampleTask):
-                indices = _Indices(index.indices)
-                index = index._replace(indices=indices)
-            else:
-                index = indices = _Indices(index)
-        try:
-            batch = self._fetcher.fetch(index)
-        except StopIteration:
-            raise
-        except Exception as error:
-            self._report(error, self._locate(error, indices))
-            raise
-        if self._is_iterable:
-            self._num_read += len(indices) if self._auto_collation else 1
-        return batch
-
-    def _locate(self, error: Exception, indices: Any) -> str:
-        position = None
-        if isinstance(indices, _Indices):
-            position = indices.take_position()
-        if self._is_iterable:
-            return self._locate_in_stream(error, position, indices)
-        if isinstance(indices, SampleTask):
-            indices = indices.indices
-        if position is not None:
-            return f"at index {format_indices(indices[position])}"
-        if self._auto_collation and isinstance(indices, Iterable):
-            return _locate_in_batch("index", "indices", error, list(indices))
-        return f"at index {format_indices(indices)}"  # maybe of a slice
-
-    def _locate_in_stream(
-        self, error: Exception, position: int | None, indices: Any
-    ) -> str:
-        first = self._num_read
-        if not self._auto_collation:
-            self._num_read += 1
-            return f"at sample {first}"
-        if position is not None and not self._fetcher.ended:
-            self._num_read += position + 1
-            return f"at sample {first + position}"
-        self._num_read += len(indices) if position is None else position
-        return _locate_in_batch(
-            "sample", "samples", error, [*range(first, self._num_read)]
-        )
-
-
-def _locate_in_batch(one: str, many: str, error: Exception, numbers: list[Any]) -> str:
+def locate_in_batch(
+    one: str, many: str, error: BaseException, numbers: list[Any]
+) -> str:
+    """Return a text for the samples of a batch, and those that an error names."""
     text = f"in the batch of {many} {format_indices(numbers)}"
     named: dict[str, str] = {}
     for found in _POSITION.finditer(message_of(error)):

@@ -25,12 +25,11 @@ from typing import Any
 
 from ..core import thread_state
 from ..core.errors import BatchTypeError, LoaderWarning, type_name, warn
-from ..core.torch_private import DatasetKind, TorchLoader
 from ..core.tracing import span
-from ..loader import worker_monitor
+from ..loader.epoch import Epoch
 from ..loader.state_dict import read_ahead
 from ..loader.stats import Meter
-from ..loader.tracebacks import has_frame, is_of_worker
+from ..loader.tracebacks import clear_frames
 from ._to_device import DeviceStage, LoaderState, QueueItem, loader_state
 
 #: Seconds that `stop` waits for the thread.
@@ -148,24 +147,7 @@ class PrefetchThread:
                 f"{time.monotonic() - since:.2f} s in '{activity}'. Increase timeout, "
                 "or find the cause there."
             )
-        watched = worker_monitor.has_workers(self.source)
-        if watched:
-            left = min(left, worker_monitor.SLICE)
         self.changed.wait(None if left == math.inf else left)
-        if watched and not self.items and not self.finished:
-            self._check_workers()
-
-    def _check_workers(self) -> None:
-        dead = worker_monitor.find_dead_worker(self.source)
-        if dead is None:
-            return
-        grace = time.monotonic() + worker_monitor.GRACE
-        while not self.items and not self.finished and time.monotonic() < grace:
-            self.changed.wait(worker_monitor.SLICE)  # for the error of the thread
-        if not self.items and not self.finished:
-            self.finished = self.stopping = True
-            self.changed.notify_all()
-            raise worker_monitor.dead_worker_error(dead)
 
     def first_state(self) -> LoaderState | None:
         """Return the loader's state before the first batch; None if iter() failed."""
@@ -180,10 +162,10 @@ class PrefetchThread:
         self._activity = (activity, time.monotonic())
 
     def set_source(self, source: Any) -> None:
-        """Publish the loader's iterator, so that consumers can check its workers."""
-        with self.changed:
-            self.source = source
-            self.changed.notify_all()
+        """Publish the loader's iterator, so that `stop` can end its wait."""
+        self.source = source
+        if isinstance(source, Epoch):
+            source.stop_if(lambda: self.stopping)
 
     def wait_for_room(self) -> bool:
         """Wait until the queue has room; return False if the pass is stopping."""
@@ -220,6 +202,8 @@ def stop(prefetch_thread: PrefetchThread, seconds: float = STOP_SECONDS) -> None
         prefetch_thread.changed.notify_all()
     del dropped  # free memory without holding the lock
     source = prefetch_thread.source
+    if isinstance(source, Epoch):
+        source.wake()
     is_nested = isinstance(getattr(source, "_thread", None), PrefetchThread)
     if is_nested and source is not prefetch_thread.options.loader:
         source.close()  # the thread may wait for a batch of it
@@ -228,7 +212,7 @@ def stop(prefetch_thread: PrefetchThread, seconds: float = STOP_SECONDS) -> None
         return
     thread.join(min(WORKER_SECONDS, seconds))
     if thread.is_alive():
-        worker_monitor.terminate(prefetch_thread.source)
+        _terminate_workers(source)
         thread.join(seconds - WORKER_SECONDS)
     if thread.is_alive():
         warn(
@@ -259,59 +243,69 @@ def _run(prefetch_thread: PrefetchThread) -> None:
         with thread_state.applied(prefetch_thread.state):
             _produce(prefetch_thread)
     except BaseException as error:
-        explained = _consumer_error(error, prefetch_thread.source)
-        worker_monitor.clear_error_frames(explained, prefetch_thread.source)
-        prefetch_thread.put(QueueItem(error=explained))
-        del explained  # its traceback refers to this frame
+        found = _consumer_error(error)
+        if getattr(prefetch_thread.source, "_workers", None):
+            clear_frames(found)
+        prefetch_thread.put(QueueItem(error=found))
+        del found  # its traceback refers to this frame
     finally:
         prefetch_thread.set_activity("the end of the loader's iterator")
         try:
-            worker_monitor.release(
-                prefetch_thread.source, prefetch_thread.options.loader
-            )
+            _release(prefetch_thread.source, prefetch_thread.options.loader)
         finally:
             prefetch_thread.source = None
             prefetch_thread.begun.set()
             _running.discard(prefetch_thread)
 
 
-def _consumer_error(error: BaseException, source: Any) -> BaseException:
+def _release(source: Any, loader: Any) -> None:
+    """End an iterator, also in the middle of its epoch."""
+    if isinstance(source, Epoch):
+        source.stop_if(None)
+    if source is loader:  # the user's iterator, which may be used elsewhere
+        return
+    end = getattr(source, "_shutdown_workers", None) or getattr(source, "close", None)
+    # Persistent workers belong to the loader.
+    if callable(end) and not getattr(source, "_persistent_workers", False):
+        end()
+
+
+def _terminate_workers(source: Any) -> None:
+    """Terminate workers, which would otherwise end after their current batch."""
+    if not getattr(source, "_persistent_workers", False):
+        for worker in getattr(source, "_workers", ()):
+            if worker.is_alive():
+                worker.terminate()
+
+
+def _consumer_error(error: BaseException) -> BaseException:
     """Return the error for the consumer, which must not take it for the end."""
-    if isinstance(error, StopIteration):
-        found = RuntimeError(
-            "PreDataLoader: StopIteration must come from next(loader) only, but the "
-            "transform or iter(loader) raised it. Raise another error there."
-        )
-        found.__cause__ = error
-        return found
-    return worker_monitor.explain_error(error, source)
+    if not isinstance(error, StopIteration):
+        return error
+    found = RuntimeError(
+        "PreDataLoader: StopIteration must come from next(loader) only, but the "
+        "transform or iter(loader) raised it. Raise another error there."
+    )
+    found.__cause__ = error
+    return found
 
 
 def _produce(prefetch_thread: PrefetchThread) -> None:
     options = prefetch_thread.options
     loader, meter = options.loader, options.meter
     prefetch_thread.set_activity("iter(loader)")
-    dead = worker_monitor.find_dead_worker(worker_monitor.persistent_iterator(loader))
-    if dead is not None:  # torch would wait five seconds for it
-        raise worker_monitor.dead_worker_error(dead)
-    made = call_loader(loader)
-    source = iter(made)
+    source = iter(call_loader(loader))
     prefetch_thread.set_source(source)
     prefetch_thread.end_reading = read_ahead(source)
-    worker_monitor.take_over(source)
-    worker_monitor.watch(source, lambda: prefetch_thread.stopping)
     prefetch_thread.start_state = loader_state(loader)
     prefetch_thread.begun.set()
-    num_batches = 0
     while prefetch_thread.wait_for_room():
         prefetch_thread.set_activity("next(loader)")
         start = time.perf_counter()
         try:
             with span("pyparallel.fetch"):
                 batch = next(source)
-        except StopIteration as end:
-            if error := early_end_error(end, made, num_batches):
-                raise error from end
+        except StopIteration:
             prefetch_thread.put(QueueItem(state=loader_state(loader)))
             return
         fetched = time.perf_counter()
@@ -321,33 +315,7 @@ def _produce(prefetch_thread: PrefetchThread) -> None:
         copied = time.perf_counter() - fetched
         meter.add(load_seconds=fetched - start, copy_seconds=copied, nbytes=nbytes)
         prefetch_thread.put(QueueItem(get_batch, state=state))
-        num_batches += 1
         del batch, get_batch, state  # only the consumer keeps the batch alive
-
-
-def early_end_error(
-    end: StopIteration, loader: Any, num_batches: int
-) -> RuntimeError | None:
-    """Return an error if the dataset, not the sampler, ended the epoch.
-
-    With a map-style dataset, ``StopIteration`` from the dataset or ``collate_fn`` is a
-    mistake, but torch takes it for the end of the epoch.
-    """
-    if not isinstance(loader, TorchLoader) or (
-        getattr(loader, "_dataset_kind", None) != DatasetKind.Map
-    ):
-        return None
-    if not (has_frame(end, "fetch", "fetch.py") or is_of_worker(end)):
-        return None
-    try:
-        length = f"{len(loader)}"
-    except TypeError:  # the sampler has no length
-        length = "an unknown number of"
-    return RuntimeError(
-        "PreDataLoader: an epoch must end with its sampler, but the dataset or "
-        f"collate_fn raised StopIteration after {num_batches} of {length} batches. "
-        "Raise another error there."
-    )
 
 
 _running: weakref.WeakSet[PrefetchThread] = weakref.WeakSet()

@@ -34,7 +34,6 @@ from ..loader.copies import TimeoutOfCopies, reads_data_of
 from ..loader.data_loader import DataLoader
 from ..loader.state_dict import StatefulLoader, check_state
 from ..loader.stats import LoaderStats, Meter
-from ..loader.worker_monitor import shares_iterator
 from ._thread import Options, PrefetchThread, is_iterable
 from ._to_device import DeviceStage, LoaderState
 from .iterator import PrefetchIterator
@@ -176,7 +175,7 @@ class PreDataLoader:
         if os.getpid() != self._pid:
             self._reset()
         _check_ranks(self.loader)
-        if _is_own_iterator(self.loader) or shares_iterator(self.loader):
+        if _has_one_iterator(self.loader):
             self._close_iterators()
         options = Options(
             self.loader, self._device_stage, self.queue_size, self.timeout, self._meter
@@ -374,9 +373,13 @@ def _rebuild(
     return cls(loader, device, queue_size, **options)
 
 
-def _is_own_iterator(loader: Any) -> bool:
+def _has_one_iterator(loader: Any) -> bool:
+    """Return True if ``iter(loader)`` returns the same iterator every time."""
     # A PreDataLoader has `__next__`, too, but starts a new pass at each iter().
-    return isinstance(loader, Iterator) and not isinstance(loader, PreDataLoader)
+    if isinstance(loader, Iterator) and not isinstance(loader, PreDataLoader):
+        return True
+    keeps_workers = getattr(loader, "persistent_workers", False)
+    return bool(keeps_workers and getattr(loader, "num_workers", 0))
 
 
 def _check_loader(loader: Any) -> None:

@@ -12,8 +12,9 @@ from typing import Any
 
 from torch.utils.data.dataloader import DataLoader
 
-from ..core import tracing
-from ..core.torch_private import IterableFetcher, LoaderIter, MapFetcher
+from ..core import torch_private, tracing
+from ..core.torch_private import LoaderIter
+from ..loader import fetchers
 from ..prefetch.iterator import PrefetchIterator
 from ..prefetch.pre_data_loader import PreDataLoader
 from .recorder import VARIABLE, Recorder, Settings, batch_number
@@ -63,7 +64,7 @@ def install(recorder: Recorder) -> Callable[[], None]:
 def replaced_methods() -> list[tuple[Any, str]]:
     """Return the class and the name of every method that `install` replaces."""
     return [
-        *((cls, "fetch") for cls in (MapFetcher, IterableFetcher)),
+        *((cls, "fetch") for cls in _FETCHERS),
         *((cls, "__next__") for cls in (LoaderIter, PrefetchIterator)),
         *((cls, "__iter__") for cls in (DataLoader, PreDataLoader)),
     ]
@@ -106,6 +107,11 @@ def _wrap_fetch(original: Any, recorder: Recorder) -> Any:
     return fetch
 
 
+#: The classes that read samples: of torch's iterators, and of this package's.
+_FETCHERS: tuple[Any, ...] = (
+    *(torch_private.MapFetcher, torch_private.IterableFetcher),
+    *(fetchers.MapFetcher, fetchers.IterableFetcher),
+)
 _WRAPPERS = {"fetch": _wrap_fetch, "__next__": _wrap_next, "__iter__": _wrap_iter}
 
 #: The recorders of this process, each with the function that removes it.

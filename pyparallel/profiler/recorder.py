@@ -39,6 +39,7 @@ from ..batch.stack import PaddingCounter
 from ..core.cpu_time import CoreWait, cpu_seconds
 from ..loader.applied import applied_changes
 from ..loader.preflight import num_cores
+from ..loader.reader import Reader
 from ..prefetch.pre_data_loader import PreDataLoader
 from .record import END, FIRST_ITER, ITER, STOP, WAIT
 
@@ -350,6 +351,8 @@ def batch_number() -> int:
     """Return the number of the batch that this worker makes; -1 outside of workers."""
     frame = sys._getframe() if get_worker_info() is not None else None
     while frame is not None and frame.f_code.co_name != "_worker_loop":
+        if frame.f_code is Reader.run.__code__:
+            return int(frame.f_locals["self"].number)
         frame = frame.f_back
     number = -1 if frame is None else frame.f_locals.get("idx", -1)
     return number if type(number) is int else -1
