@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import pickle
-import re
 import signal
 import sys
 import time
@@ -14,10 +13,9 @@ import psutil
 import pytest
 import torch
 from loader_sets import Making, Numbers, all_free, children, only
-from prefetch_loaders import TwoArguments, die_with_the_lock
+from prefetch_loaders import TwoArguments
 
 import pyparallel
-from pyparallel.loader import worker_monitor
 
 # When an iterator ends, torch closes queues that their feeder threads may still use.
 pytestmark = [
@@ -127,8 +125,6 @@ class Dying:
         if batch[0][0] == 2 and self.path.exists():
             if self.how == "SIGKILL":
                 os.kill(os.getpid(), signal.SIGKILL)
-            elif self.how == "SIGKILL, locked":
-                die_with_the_lock()
             elif self.how == "_exit":
                 os._exit(3)
             sys.exit(4)
@@ -136,7 +132,7 @@ class Dying:
 
 
 @both_lives
-@pytest.mark.parametrize("how", ["SIGKILL", "SIGKILL, locked", "_exit", "exit"])
+@pytest.mark.parametrize("how", ["SIGKILL", "_exit", "exit"])
 def test_a_worker_that_dies_with_a_slab(
     how: str, persistent: bool, tmp_path: Any
 ) -> None:
@@ -189,35 +185,3 @@ def test_a_lost_worker_ends_the_others() -> None:
     assert not {process.pid for process in children()} & set(workers)
     assert len(psutil.Process().children()) >= 2
     assert all_free(loader)
-
-
-@pytest.mark.parametrize("dies", [True, False])
-def test_a_connection_that_a_dead_worker_broke_is_its_death(
-    dies: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """torch checks a worker before the system has reported its end to the parent."""
-    batches = iter(pyparallel.DataLoader(Numbers(8), 2, num_workers=1))
-    next(batches)
-    (pid,) = [worker.pid for worker in batches._workers]
-    if dies:
-        monkeypatch.setattr(worker_monitor, "GRACE", 10.0)  # the system may be busy
-
-    def broken(self: Any) -> Any:
-        if dies:
-            os.kill(pid, signal.SIGKILL)
-        raise ConnectionResetError("by peer")
-
-    torchs: Any = torch.utils.data.dataloader._MultiProcessingDataLoaderIter
-    monkeypatch.setattr(torchs, "_next_data", broken)
-    kind: type[Exception] = RuntimeError
-    rule = (
-        "DataLoader: a worker must live to the end of its epoch, but worker 0 "
-        f"(pid {pid}) died (exit code -9, SIGKILL). Indices of its pending batches: "
-        "[2, 3], [4, 5]. Look for an out-of-memory kill in the system's log (dmesg). "
-        "Use fewer workers, smaller batches or a smaller prefetch_factor."
-    )
-    if not dies:  # then it has broken nothing: the error is the dataset's own
-        kind, rule = ConnectionResetError, "by peer"
-    with pytest.raises(kind, match=f"^{re.escape(rule)}$") as caught:
-        next(batches)
-    assert dies == isinstance(caught.value.__cause__, ConnectionResetError)

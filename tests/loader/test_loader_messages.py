@@ -22,7 +22,7 @@ from torch.utils.data import Dataset, IterableDataset, Subset
 
 import pyparallel
 from pyparallel import DataLoader, PreDataLoader
-from pyparallel.loader import worker_monitor
+from pyparallel.loader import tracebacks
 from pyparallel.transfer import debug
 
 PACKAGE = str(Path(pyparallel.__file__).parent)
@@ -253,8 +253,7 @@ def test_frames_of_an_exception_of_the_caller_stay() -> None:
 def test_an_error_in_a_cycle_of_causes_is_raised() -> None:
     error, other = Cause("first"), Cause("second")
     error.__cause__, other.__cause__ = other, error
-    source = iter(DataLoader(Some(wide), num_workers=1))
-    worker_monitor.clear_error_frames(error, source)  # ends
+    tracebacks.clear_frames(error)  # ends
     assert (error.__cause__, other.__cause__) == (other, error)
 
 

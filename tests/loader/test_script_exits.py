@@ -97,7 +97,7 @@ def test_a_script_ends_without_a_message_of_ours(name: str, ended: Any) -> None:
 
 
 def test_finalizers_run_nothing_after_the_exit_handlers() -> None:
-    """See Note [interpreter exit] in ``loader/_iterators.py``."""
+    """See Note [interpreter exit] in ``loader/epoch.py``."""
     finalizers = []
     for path in Path(pyparallel.__file__).parent.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):

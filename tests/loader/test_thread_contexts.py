@@ -14,7 +14,6 @@ import torch
 
 from pyparallel import DataLoader, PreDataLoader
 from pyparallel.core import torch_private as private
-from pyparallel.loader._worker import WorkerInit
 
 
 class WorkerThread(threading.Thread):
@@ -90,10 +89,3 @@ def test_threads_as_workers_are_refused(
 def test_contexts_of_processes_are_accepted(method: str) -> None:
     for context in (method, multiprocessing.get_context(method)):
         DataLoader(range(4), num_workers=1, multiprocessing_context=context)
-
-
-def test_a_worker_in_the_process_of_the_loader_replaces_nothing() -> None:
-    before = torch_functions()
-    with pytest.raises(RuntimeError, match="worker 3 must be another process, but"):
-        WorkerInit(None)(3)
-    assert torch_functions() == before

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import threading
-import time
 from typing import Any
 
 import pytest
@@ -13,7 +12,7 @@ from torch.utils.data import Dataset
 
 import pyparallel
 from pyparallel.core.errors import LoaderWarning
-from pyparallel.loader import _iterators
+from pyparallel.loader import epoch as epoch_module
 from pyparallel.shm import memfd
 
 pytestmark = [
@@ -101,7 +100,7 @@ def test_a_timeout_of_a_worker_that_makes_its_batch() -> None:
 
 
 def test_a_warning_without_a_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_iterators, "_IDLE_SECONDS", 0.5)
+    monkeypatch.setattr(epoch_module, "_IDLE_SECONDS", 0.5)
     made, event = loader("fork", init=True)
     batches = iter(made)
     pid = batches._workers[0].pid
@@ -119,14 +118,9 @@ def test_a_warning_without_a_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_slow_dataset_does_not_warn(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_iterators, "_IDLE_SECONDS", 0.0)
     made, event = loader("fork")
     batches = iter(made)
-    status = batches._status
-    deadline = time.monotonic() + 30
-    while not status.is_busy(0) and time.monotonic() < deadline:
-        pass
-    monkeypatch.setattr(_iterators, "_IDLE_SECONDS", 0.3)
+    monkeypatch.setattr(epoch_module, "_IDLE_SECONDS", 0.3)
     assert next(batches).tolist() == [0, 1]
     threading.Timer(1.0, event.set).start()
     assert next(batches).tolist() == [2, 3]
@@ -145,14 +139,6 @@ def test_an_epoch_that_waits_for_an_old_task_does_not_warn(
         **options,
     )
     assert next(iter(made)).tolist() == [0, 1]
-    monkeypatch.setattr(_iterators, "_IDLE_SECONDS", 0.3)
+    monkeypatch.setattr(epoch_module, "_IDLE_SECONDS", 0.3)
     threading.Timer(1.0, event.set).start()
     assert [batch.tolist() for batch in made] == [[0, 1], [2, 3]]
-
-
-def test_a_worker_without_a_handler_gets_no_signal() -> None:
-    status = _iterators.WorkerStatus()
-    assert status.stack(0, 1) == ""
-    status.enter(0)
-    status.mark(0, busy=True)
-    assert status.is_busy(0) and not status.is_busy(1)

@@ -26,7 +26,6 @@ from prefetch_loaders import (
     Numbers,
     Raise,
     TwoArguments,
-    die_with_the_lock,
     firsts,
     loader,
     nothing_left,
@@ -38,7 +37,7 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 import pyparallel
 from pyparallel import LoaderWarning, PreDataLoader
-from pyparallel.loader import worker_monitor
+from pyparallel.loader.epoch import Stopped
 from pyparallel.prefetch import _thread, iterator
 
 pytestmark = [
@@ -59,7 +58,7 @@ FAULTS: dict[str, tuple[Raise, type[BaseException], type[BaseException], str]] =
     ),
     "stop": (
         *(Raise(StopIteration, "early"), RuntimeError, RuntimeError),
-        "raised StopIteration after",
+        "raised StopIteration at index",
     ),
     "exit": (Raise(SystemExit, 3), SystemExit, RuntimeError, "3"),
     "interrupt": (Raise(KeyboardInterrupt), KeyboardInterrupt, RuntimeError, ""),
@@ -149,26 +148,13 @@ def test_stop_iteration_from_elsewhere_is_no_end(where: str) -> None:
             list(pre)
 
 
-@pytest.mark.parametrize("num_workers", [0, 2])
-def test_stop_iteration_of_the_loader_of_a_function_is_no_end(num_workers: int) -> None:
-    stops = Numbers(5, FAULTS["stop"][0])
-    with passes(lambda: loader(num_workers, stops)) as pre:
-        with pytest.raises(RuntimeError) as caught:
-            list(pre)
-    assert str(caught.value) == (
-        "PreDataLoader: an epoch must end with its sampler, but the dataset or "
-        "collate_fn raised StopIteration after 2 of 6 batches. Raise another error "
-        "there."
-    )
-
-
 def test_a_wait_that_another_pass_cancelled_is_an_error() -> None:
     def cancelled() -> Any:
-        raise worker_monitor.Stopped
+        raise Stopped
         yield
 
     with passes(cancelled, timeout=SOON) as pre:
-        with pytest.raises(worker_monitor.Stopped) as caught:
+        with pytest.raises(Stopped) as caught:
             list(pre)
     assert str(caught.value) == (
         "PreDataLoader: one pass at a time must read an iterator with workers, but a "
@@ -193,41 +179,6 @@ def test_a_kept_error_keeps_neither_workers_nor_batches_alive() -> None:
             list(pre)
         assert caught.value.__traceback__ is not None
         until(lambda: not prefetch_threads())
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("persistent", [False, True])
-@pytest.mark.parametrize("cls", [DataLoader, pyparallel.DataLoader])
-def test_a_worker_killed_with_the_shared_lock_is_named_without_a_wait(
-    cls: Any, persistent: bool
-) -> None:
-    plain = cls(
-        Numbers(4, die_with_the_lock), 2, num_workers=2, persistent_workers=persistent
-    )
-    with passes(plain, more_fds=20) as pre:
-        start = time.monotonic()
-        with pytest.raises(RuntimeError, match=r"worker \d \(pid \d+\) died"):
-            list(pre)
-        assert time.monotonic() - start < SOON
-        if persistent:
-            plain._iterator._shutdown_workers()
-            plain._iterator = None
-
-
-def test_dead_persistent_workers_are_named_in_the_next_epoch() -> None:
-    plain = loader(2, persistent_workers=True)
-    with passes(plain) as pre:
-        for _ in pre:
-            break
-        victim = plain._iterator._workers[0]
-        os.kill(victim.pid, signal.SIGKILL)
-        victim.join(10)
-        start = time.monotonic()
-        with pytest.raises(RuntimeError, match=r"worker \d \(pid \d+\) died"):
-            list(pre)
-        assert time.monotonic() - start < SOON
-        plain._iterator._shutdown_workers()
-        plain._iterator = victim = None
 
 
 def test_a_timeout_names_the_activity_and_can_be_repeated() -> None:
@@ -430,35 +381,3 @@ def test_only_the_consumer_keeps_a_batch_alive() -> None:
         until(lambda: alive() is None)
         blocked.set()
         assert next(it, "end") == "end"
-
-
-def test_the_consumer_finds_the_dead_when_the_thread_hangs(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    # As when a worker was killed in the middle of a message.
-    hung = threading.Event()
-
-    def hang(timeout: float | None = None) -> None:
-        hung.wait(60)
-        raise EOFError
-
-    monkeypatch.setattr(
-        worker_monitor,
-        "watch",
-        lambda source, stopped: setattr(source, "_try_get_data", hang),
-    )
-    with nothing_left():
-        pre = PreDataLoader(loader(1))
-        it = iter(pre)
-        until(lambda: getattr(it._thread.source, "_try_get_data", None) is hang)
-        pid = it._thread.source._workers[0].pid
-        os.kill(pid, signal.SIGKILL)
-        start = time.monotonic()
-        with pytest.raises(
-            RuntimeError, match=rf"worker 0 \(pid {pid}\) died \(exit code -9"
-        ):
-            next(it)
-        assert time.monotonic() - start < SOON
-        assert next(it, "end") == "end"
-        hung.set()
-        pre.close()

@@ -5,9 +5,6 @@ from __future__ import annotations
 import gc
 import multiprocessing
 import os
-import signal
-import struct
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -17,9 +14,9 @@ from typing import Any
 import psutil
 import torch
 from process_resources import SERVER, TRACKER
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import Dataset
 
-from pyparallel import PreDataLoader
+from pyparallel import DataLoader, PreDataLoader
 
 NUM_ITEMS = 12
 #: The limit in seconds for events that torch alone handles after five seconds, or with
@@ -58,42 +55,6 @@ class Raise:
 
     def __call__(self) -> None:
         raise self.cls(*self.args)
-
-
-def of_worker(name: str) -> Any:
-    """Return a variable of torch's loop in the current worker."""
-    frame: Any = sys._getframe()
-    while frame.f_code.co_name != "_worker_loop":
-        frame = frame.f_back
-    return frame.f_locals[name]
-
-
-def die_with_the_lock() -> None:
-    """Get killed between batches, at the place where a worker checks if it must end."""
-    of_worker("done_event")._cond.acquire()
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
-class DieInMessage:
-    """End in the middle of a message, ``sent`` bytes behind its length.
-
-    Args:
-        sent: the number of bytes after the length, four bytes that announce 1000; -2
-            sends two bytes of the length.
-        code: the exit code; None kills the process.
-    """
-
-    def __init__(self, sent: int = 10, code: int | None = None) -> None:
-        self.sent, self.code = sent, code
-
-    def __call__(self) -> None:
-        messages = of_worker("data_queue")
-        messages._wlock.acquire()
-        begun = struct.pack("!i", 1000) + bytes(1000)
-        os.write(messages._writer.fileno(), begun[: 4 + self.sent])
-        if self.code is not None:
-            os._exit(self.code)
-        os.kill(os.getpid(), signal.SIGKILL)
 
 
 def loader(num_workers: int = 0, dataset: Any = None, **options: Any) -> DataLoader:
