@@ -35,7 +35,7 @@ from .fetchers import Source
 from .messages import BatchProgram, Facts, Unpacker
 from .preflight import check_workers_are_processes, start_method_of
 from .reader import BATCH, END, ERROR, Answer, Reader
-from .tracebacks import add_note, clear_frames, format_indices, hide_frames, rank_text
+from .tracebacks import clear_frames, format_indices, hide_frames, rank_text
 
 _LENGTH_ADVICE = (
     "For multiprocessing data-loading, this could be caused by not properly "
@@ -330,13 +330,14 @@ class Epoch(LoaderIter):
                 self._pass_task()
                 raise error
             worker, answer, facts = self._receive()
-            self._forget_task(worker)
+            if self._has_workers:
+                self._forget_task(worker)
             if answer.kind == END:
                 self._end_worker(worker, answer.failures)
                 continue
             self._pass_task()
             if answer.kind == ERROR:
-                self._raise(answer)
+                raise_error(answer.value)
             if answer.kind == BATCH:
                 return answer, facts
             self._leave_out(answer)
@@ -363,8 +364,8 @@ class Epoch(LoaderIter):
     def _receive(self) -> tuple[int, Answer, Facts | None]:
         """Wait for an answer of this epoch."""
         if not self._pool.packs:
-            number, answer = self._pool.receive(0, None)
-            return number, answer, None
+            self._window.clear()  # first, because an error is raised here
+            return 0, self._pool.receive(0, None)[1], None
         while True:
             number, packed = self._receive_packed()
             # Also an answer that is dropped: this frees its slab.
@@ -462,16 +463,6 @@ class Epoch(LoaderIter):
         if not self._persistent_workers:
             self._pool.end(worker)
         self._send_next()
-
-    def _raise(self, answer: Answer) -> None:
-        if self._pool.packs:
-            raise_error(answer.value)
-        if answer.location:
-            add_note(answer.value, answer.location)
-        try:
-            raise answer.value
-        finally:
-            del answer  # the error would refer to itself by its traceback
 
     # ------------------------------------------------------------ counters, position
 

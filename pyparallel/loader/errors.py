@@ -40,7 +40,7 @@ def wrap_exception(where: str, location: str = "") -> ExceptionWrapper:
     kind, error, trace = sys.exc_info()
     if error is not None:
         hide_frames(error)
-        trace = error.__traceback__
+        trace = error.__traceback__ or trace  # torch's text has a traceback
     rank = rank_text()
     where = f"{where} ({rank})" if rank else where
     where = f"{where}, {location}" if location else where

@@ -14,6 +14,7 @@ from ..core.torch_private import data_worker
 from ._random_state import SampleTask
 from .fetchers import IterableFetcher, MapFetcher, Source, early_end
 from .sample_errors import NO_SAMPLES
+from .tracebacks import add_note
 
 #: The kinds of answers: a batch, a batch without samples, an error, the end of an
 #: iterable dataset.
@@ -121,7 +122,11 @@ class Reader:
         self._fetcher = make(self._source, self.collate)
 
     def run(self, task: Task) -> Answer:
-        """Return the batch of a task, its error, or the end of an iterable dataset."""
+        """Return the batch of a task, its error, or the end of an iterable dataset.
+
+        Without workers, an error is raised. An answer would be a cycle: the traceback
+        of the error refers to the frames that have the answer.
+        """
         if self._start_error is not None:
             return Answer(ERROR, self._start_error)
         epoch, self.number, indices = task
@@ -140,7 +145,11 @@ class Reader:
             raise
         except BaseException as error:
             self._take_failures()  # of a batch that is not delivered
-            return Answer(ERROR, error, location=self._locate(error))
+            location = self._locate(error)
+            if self._source.num_workers:
+                return Answer(ERROR, error, location=location)
+            add_note(error, location)
+            raise
         finally:
             self._fetcher.restore()
         end, (collate_start, collate_cpu) = time.perf_counter(), self._collate_start
