@@ -242,7 +242,7 @@ def local() -> Exception:
     return Local("of a function")
 
 
-#: What a sample raises, the class that arrives, and attributes that arrive.
+#: The error that a sample raises, the class that arrives, and attributes that arrive.
 ERRORS: dict[str, tuple[Callable[[], BaseException], type, dict[str, Any]]] = {
     "text": (lambda: ValueError("x"), ValueError, {}),
     "key": (lambda: KeyError("x"), KeyError, {}),
