@@ -13,6 +13,7 @@
 #include "bindings/image.h"
 #include "bindings/leaves.h"
 #include "bindings/memory.h"
+#include "bindings/message.h"
 #include "bindings/ring.h"
 #include "bindings/run.h"
 #include "bindings/transfer.h"
@@ -190,6 +191,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   pp::bindings::define_image(&module);
   pp::bindings::define_leaves(&module);
   pp::bindings::define_memory(&module);
+  pp::bindings::define_message(&module);
   pp::ops::hold_generator_in_forks();
   pp::bindings::define_ring(&module);
   pp::bindings::define_transfer(&module);

@@ -283,6 +283,30 @@ def are_compact(leaves: Sequence[Any], on_cpu: bool) -> bool:
         on_cpu: whether the tensors have to be on the CPU.
     """
 
+def encode(tree: Any, limit: int) -> bytes | None:
+    """Return a small batch as bytes that describe themselves, or None.
+
+    The native backend takes nests as `flatten` does, of tensors, None and objects that
+    are exactly bool, int (of 64 bits), float, str or bytes. Pure Python takes lists of
+    tensors, with the same bytes. Both take tensors that are exactly ``torch.Tensor``,
+    plain, contiguous, on the CPU and without gradients, and no container or tensor
+    twice. The first byte is none of a pickle.
+
+    Args:
+        tree: any object.
+        limit: the most bytes of all tensors together.
+    """
+
+def decode(message: Any) -> Any:
+    """Return the batch that `encode` took. Its tensors have memory of their own.
+
+    Args:
+        message: the bytes, of any bytes-like class. They may change afterwards.
+
+    Raises:
+        ValueError: the bytes are none of `encode` of this backend.
+    """
+
 def empty(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
     """Return an uninitialised contiguous tensor on the CPU.
 

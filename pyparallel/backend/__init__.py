@@ -18,6 +18,7 @@ Attributes:
         select_tensors, replace_tensors, find_unpackable, are_compact, plan_slab, pack,
         views, memory_of, send, SlabPlan: the operators, and the plan that some of them
         take; ``_C.pyi`` is their contract.
+    encode, decode: a small batch as bytes, and these as a batch.
     empty, cache_info, bound_cache, clear_cache: recycled host memory for batches.
     pinned_info, bound_pinned: the pinned staging memory of ``send``.
     Runtime, RecordedEvent: the device runtime of ``transfers``: it records events and
@@ -52,7 +53,9 @@ if TYPE_CHECKING:
         cache_info,
         clear_cache,
         columns,
+        decode,
         empty,
+        encode,
         find_unpackable,
         flatten,
         image_batch,
@@ -86,8 +89,10 @@ __all__ = [
     "cache_info",
     "clear_cache",
     "columns",
+    "decode",
     "devices",
     "empty",
+    "encode",
     "find_unpackable",
     "flatten",
     "image_batch",
@@ -138,6 +143,8 @@ _OPERATORS = (
     "RecordedEvent",
     "columns",
     *_LEAVES,
+    "encode",
+    "decode",
     *_MEMORY,
     *_PINNED,
     *_RING,

@@ -27,6 +27,7 @@ from ..core.torch_private import (
 )
 from . import _checks, image_checks
 from ._checks import ALIGNMENT
+from ._python_message import decode, encode
 from ._python_ring import ring_claim, ring_format, ring_holders, ring_pass, ring_reclaim
 from .plain import PLAIN, can_pack, is_plain, missing_bytes
 
@@ -34,6 +35,8 @@ __all__ = [
     "SlabPlan",
     "are_compact",
     "columns",
+    "decode",
+    "encode",
     "find_unpackable",
     "flatten",
     "image_batch",

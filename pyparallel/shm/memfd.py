@@ -15,6 +15,7 @@ import os
 import re
 import resource
 import sys
+import weakref
 from multiprocessing import reduction
 from typing import Any, NamedTuple
 
@@ -132,19 +133,24 @@ class SharedBuffer:
 
     def __init__(self, nbytes: int) -> None:
         self._fd = create(nbytes)
-        try:
-            reserve(self._fd, 0, nbytes)
-            self.bytes = attach(self._fd, nbytes)
-        except BaseException:
-            os.close(self._fd)
-            raise
+        self._close = weakref.finalize(self, os.close, self._fd)
+        reserve(self._fd, 0, nbytes)
+        self.bytes = attach(self._fd, nbytes)
+
+    def detach(self) -> int:
+        """Release the memory in this process; the caller closes its descriptor."""
+        del self.bytes
+        self._close.detach()
+        return self._fd
 
     def send(self) -> SharedBufferHandle:
         """Release the memory in this process and return a handle for `receive`."""
-        handle = SharedBufferHandle(picklable_descriptor(self._fd), self.bytes.numel())
-        os.close(self._fd)
-        del self.bytes
-        return handle
+        nbytes = self.bytes.numel()
+        fd = self.detach()
+        try:
+            return SharedBufferHandle(picklable_descriptor(fd), nbytes)
+        finally:
+            os.close(fd)
 
 
 def receive(handle: SharedBufferHandle) -> torch.Tensor:

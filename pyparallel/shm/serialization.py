@@ -10,10 +10,12 @@ number. The pickle visits every object, so tensors are found in objects of any c
 
 from __future__ import annotations
 
+import copyreg
 import io
 import math
 import pickle
 import sys
+from collections import ChainMap
 from collections.abc import Mapping, Sequence
 from multiprocessing.reduction import ForkingPickler
 from typing import Any, NamedTuple
@@ -61,8 +63,10 @@ class Message(NamedTuple):
 
     Attributes:
         location: the memory with the bytes of the leaves; None if there are no bytes.
+            Bytes: the encoded leaves themselves. An integer: the size of memory whose
+            descriptor travels with the message.
         body: the pickled batch, with a number for each leaf.
-        plan: the layout of the leaves in the memory; None if there are no leaves.
+        plan: the layout of the leaves in the memory; None if there is no memory.
         order: the index in ``plan`` of each number; None if both are the same.
         permuted: the order of dimensions in memory, by number, of leaves that are not
             row-major.
@@ -73,7 +77,14 @@ class Message(NamedTuple):
         timings: measurements of the worker, which the loader adds.
     """
 
-    location: SlabLocation | memfd.SharedBufferHandle | None
+    location: (
+        SlabLocation
+        | memfd.SharedBuffer
+        | memfd.SharedBufferHandle
+        | bytes
+        | int
+        | None
+    )
     body: bytes
     plan: Any
     order: tuple[int, ...] | None
@@ -98,7 +109,7 @@ class ReceivedBatch:
     Its slab is free again when this object and all tensors of the batch are gone.
     """
 
-    def __init__(self, *message: Any) -> None:
+    def __init__(self, *message: Any, descriptors: Sequence[int] = ()) -> None:
         self.message = Message(*message)
         self.is_pinned = False
         self._batch: Any = _NOT_DESERIALIZED
@@ -110,7 +121,9 @@ class ReceivedBatch:
             ring = ring_module.find(location.ring)
             self._bytes = ring.adopt(*location[1:])
             self.is_pinned = ring.is_pinned(location.slab)
-        elif location is not None:
+        elif isinstance(location, int):
+            self._bytes = memfd.attach(descriptors[0], location)
+        elif isinstance(location, memfd.SharedBufferHandle):
             self._bytes = memfd.receive(location)
 
     def deserialize(self) -> Any:
@@ -135,6 +148,8 @@ class ReceivedBatch:
         leaves: list[torch.Tensor] = []
         if message.plan is not None:
             leaves = backend.views(self._bytes, message.plan)
+        elif isinstance(message.location, bytes):
+            leaves = backend.decode(message.location)
         if message.order is not None:
             leaves = [leaves[index] for index in message.order]
         for number, order in message.permuted.items():
@@ -217,7 +232,7 @@ class SerializedBatch:
         return ReceivedBatch, tuple(self.message)
 
 
-class _LeafCollector:
+class LeafCollector:
     """Collect the tensors and arrays that the pickle of a batch refers to by number.
 
     Args:
@@ -243,6 +258,7 @@ class _LeafCollector:
             and not tensor.requires_grad
             and tensor.layout is torch.strided
             and tensor.is_contiguous()
+            and not (tensor.is_conj() or tensor.is_neg())
         ):
             self.packed.append(tensor)
             return len(self.packed) - 1
@@ -291,6 +307,14 @@ class _LeafCollector:
             self.packed.append(flat.set_(storage))
         return self._storages[key]
 
+    def message(
+        self, location: Any, body: bytes, plan: Any, order: Any, miss: RingMiss | None
+    ) -> Message:
+        """Return the message of a batch whose leaves are at a location."""
+        unsupported = self.unsupported and bytes(ForkingPickler.dumps(self.unsupported))
+        others = self.permuted, tuple(self.buffers), unsupported or None
+        return Message(location, body, plan, order, *others, miss)
+
     def add_unsupported(self, value: Any) -> int:
         """Add a tensor or storage that torch sends, and return its number."""
         self.unsupported.append(value)
@@ -306,11 +330,18 @@ class _LeafCollector:
         return False
 
 
-class _Pickler(ForkingPickler):
-    """Pickle a batch as torch's queue does, with numbers for its tensors."""
+class _Pickler(pickle.Pickler):
+    """Pickle a batch as torch's queue does, with numbers for its tensors.
 
-    def __init__(self, file: io.BytesIO, leaves: _LeafCollector) -> None:
-        super().__init__(file, 5, True, leaves.add_array)
+    `ForkingPickler` copies the table of reducers for each batch.
+    """
+
+    dispatch_table: Any = ChainMap(
+        vars(ForkingPickler)["_extra_reducers"], copyreg.dispatch_table
+    )
+
+    def __init__(self, file: io.BytesIO, leaves: LeafCollector) -> None:
+        super().__init__(file, 5, buffer_callback=leaves.add_array)
         self._leaves = leaves
 
     def reducer_override(self, value: Any) -> Any:
@@ -350,19 +381,31 @@ def serialize(batch: Any, slab: Slab | None, miss: RingMiss | None) -> Message:
         Exception: any error of pickling.
     """
     try:
-        return _serialize(batch, slab, miss, trust=True)
+        message = place(*collect(batch), slab, miss)
     except (TypeError, ValueError):  # for example, a tensor is a conjugate view
-        return _serialize(batch, slab, miss, trust=False)
+        message = place(*collect(batch, trust=False), slab, miss)
+    if isinstance(message.location, memfd.SharedBuffer):
+        message = message._replace(location=message.location.send())
+    return message
 
 
-def _serialize(
-    batch: Any, slab: Slab | None, miss: RingMiss | None, trust: bool
-) -> Message:
-    leaves = _LeafCollector(memfd.is_supported(), trust)
+def collect(batch: Any, *, trust: bool = True) -> tuple[bytes, LeafCollector]:
+    """Pickle a batch, and collect its leaves."""
+    leaves = LeafCollector(memfd.is_supported(), trust)
     file = io.BytesIO()
     _Pickler(file, leaves).dump(batch)
+    return file.getvalue(), leaves
+
+
+def place(
+    body: bytes, leaves: LeafCollector, slab: Slab | None, miss: RingMiss | None
+) -> Message:
+    """Write leaves into a slab, or into new memory, and return the message.
+
+    New memory is a `memfd.SharedBuffer`, which the caller sends.
+    """
     tensors = leaves.packed
-    location: SlabLocation | memfd.SharedBufferHandle | None = None
+    location: Any = None
     plan, order = None, None
     if tensors and slab is not None:
         plan, order = _write_to_slab(tensors, slab)
@@ -381,22 +424,9 @@ def _serialize(
         plan = backend.plan_slab(tensors)
         miss = miss and miss._replace(nbytes=miss.nbytes or plan.nbytes)
         if plan.nbytes:
-            shared = _new_shared_buffer(plan.nbytes)
-            backend.pack(shared.bytes, tensors, plan)
-            location = shared.send()
-    unsupported = (
-        bytes(ForkingPickler.dumps(leaves.unsupported)) if leaves.unsupported else None
-    )
-    return Message(
-        location,
-        file.getvalue(),
-        plan,
-        order,
-        leaves.permuted,
-        tuple(leaves.buffers),
-        unsupported,
-        miss if tensors else None,
-    )
+            location = _new_shared_buffer(plan.nbytes)
+            backend.pack(location.bytes, tensors, plan)
+    return leaves.message(location, body, plan, order, miss if tensors else None)
 
 
 def move_out_of_ring(message: Message, slab: Slab) -> Message:
@@ -405,11 +435,19 @@ def move_out_of_ring(message: Message, slab: Slab) -> Message:
     This process keeps a tensor of the batch and may return it again, so the next batch
     must not overwrite it.
     """
+    shared, miss = copy_out_of_ring(message, slab)
+    return message._replace(location=shared.send(), miss=miss)
+
+
+def copy_out_of_ring(
+    message: Message, slab: Slab
+) -> tuple[memfd.SharedBuffer, RingMiss]:
+    """Return a copy of the bytes of a batch, and why it is needed."""
     nbytes = message.plan.nbytes
     shared = _new_shared_buffer(nbytes)
     shared.bytes.copy_(slab.leading_bytes(nbytes))
     slab.clear_gaps(shared.bytes)
-    return message._replace(location=shared.send(), miss=RingMiss("kept", nbytes))
+    return shared, RingMiss("kept", nbytes)
 
 
 def _write_to_slab(

@@ -1,0 +1,184 @@
+"""Batches as messages over the channel of a worker.
+
+The tensors of a small batch travel in the message: a slab would cost more than the
+copy. A slab is claimed at the first larger allocation, so that collate functions write
+into it. What has no slab is in new shared memory, whose descriptor travels along.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import pickle
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from .. import backend
+from . import memfd
+from .ring import RingMemory, Slab
+from .serialization import (
+    Message,
+    ReceivedBatch,
+    RingMiss,
+    collect,
+    copy_out_of_ring,
+    place,
+)
+
+#: The most bytes of tensors that travel in a message.
+INLINE_NBYTES = 16 * 1024
+
+
+class LazySlab:
+    """The slab of one batch, which is claimed when it is needed.
+
+    Args:
+        ring: the ring of the loader, None without one.
+        holder: the number of this worker in the ring.
+        limit: the most bytes of tensors that travel in a message.
+    """
+
+    def __init__(self, ring: RingMemory | None, holder: int, limit: int) -> None:
+        self.slab: Slab | None = None
+        self.ring, self.limit = ring, limit
+        self._holder = holder
+
+    def claim(self) -> Slab | None:
+        """Return the slab, None if no slab is free."""
+        if self.slab is None and self.ring is not None:
+            self.slab = self.ring.claim(self._holder)
+        return self.slab
+
+    def empty(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor | None:
+        """Allocate a tensor in the slab, None if it is small or does not fit."""
+        if self.slab is None and math.prod(shape) * dtype.itemsize <= self.limit:
+            return None
+        slab = self.claim()
+        return None if slab is None else slab.empty(shape, dtype)
+
+    def release(self) -> None:
+        """Free the slab of a batch that is not sent."""
+        slab, self.slab = self.slab, None
+        if slab is not None:
+            slab.release()
+
+
+class Packed(NamedTuple):
+    """A batch for the channel: its bytes, and the descriptors that travel along."""
+
+    body: bytes
+    descriptors: tuple[int, ...] = ()
+
+
+class Received(NamedTuple):
+    """A batch that arrived.
+
+    Attributes:
+        batch: the batch.
+        nbytes: the bytes of its tensors, with the gaps between them.
+        miss: the reason why it used neither the ring nor the message, or None.
+        is_pinned: True if all its tensors are in pinned memory.
+    """
+
+    batch: Any
+    nbytes: int
+    miss: RingMiss | None = None
+    is_pinned: bool = False
+
+
+def pack(held: list[Any], lazy: LazySlab) -> Packed:
+    """Return a batch as a message, and free the slab unless the batch is in it.
+
+    Note: [references to a batch]. A tensor in the slab that lives on after this call
+    may change, so the batch is then copied out of the ring. An argument stays on the
+    stack of the caller in Python 3.10, so the batch is popped from a list.
+
+    Args:
+        held: a list with the batch. No other variable of a frame may refer to it.
+        lazy: the slab that the batch was allocated from.
+
+    Raises:
+        ValueError: a tensor has an autograd graph.
+        RuntimeError: the system has no memory or no file descriptor left.
+        Exception: any error of pickling.
+    """
+    try:
+        batch = held.pop()
+        if lazy.slab is None:
+            body = backend.encode(batch, lazy.limit)
+            if body is not None:
+                return Packed(body)
+        try:
+            message = _write(batch, lazy, trust=True)
+        except (TypeError, ValueError):  # for example, a tensor is a conjugate view
+            message = _write(batch, lazy, trust=False)
+        del batch
+        slab = lazy.slab
+        if slab is not None and not slab.finish() and message.is_in_ring:
+            shared, miss = copy_out_of_ring(message, slab)
+            message = message._replace(location=shared, miss=miss)
+    except BaseException:
+        lazy.release()
+        raise
+    if message.is_in_ring:
+        lazy.slab = None
+    lazy.release()
+    location = message.location
+    if not isinstance(location, memfd.SharedBuffer):
+        return Packed(pickle.dumps(tuple(message), 5))
+    message = message._replace(location=location.bytes.numel())
+    return Packed(pickle.dumps(tuple(message), 5), (location.detach(),))
+
+
+def _write(batch: Any, lazy: LazySlab, *, trust: bool) -> Message:
+    body, leaves = collect(batch, trust=trust)
+    tensors = leaves.packed
+    small = lazy.slab is None and sum([leaf.nbytes for leaf in tensors]) <= lazy.limit
+    if small:
+        inline = backend.encode(list(map(_contiguous, tensors)), lazy.limit)
+        if inline is not None:
+            return leaves.message(inline, body, None, None, None)
+    slab = lazy.claim()
+    miss = None if slab else RingMiss("full" if lazy.ring else "off", 0)
+    return place(body, leaves, slab, miss)
+
+
+def _contiguous(leaf: torch.Tensor) -> torch.Tensor:
+    if leaf.is_contiguous():
+        return leaf
+    if leaf.itemsize == 1:  # torch cannot copy integers of fewer bits
+        return leaf.view(torch.uint8).contiguous().view(leaf.dtype)
+    return leaf.contiguous()
+
+
+def unpack(body: Any, descriptors: Sequence[int] = ()) -> Received:
+    """Return the batch of a message, and close its descriptors.
+
+    Args:
+        body: the bytes of `pack`, of any bytes-like class. They may change afterwards.
+        descriptors: those that arrived with them.
+
+    Raises:
+        OSError: no file descriptor or no memory is left.
+        RuntimeError: the ring is not in this process, or was damaged.
+        Exception: any error of unpickling.
+    """
+    try:
+        if body[:1] != pickle.PROTO:
+            return Received(backend.decode(body), len(body))
+        message = pickle.loads(body)
+        received = ReceivedBatch(*message, descriptors=descriptors)
+    finally:
+        for descriptor in descriptors:
+            os.close(descriptor)
+    message = received.message
+    nbytes = message.plan.nbytes if message.plan is not None else 0
+    if isinstance(message.location, bytes):
+        nbytes = len(message.location)
+    miss = message.miss
+    if miss is None and message.unsupported is not None:
+        miss = RingMiss("unsupported", 0)
+    is_pinned = received.is_pinned and miss is None and not message.buffers
+    return Received(received.deserialize(), nbytes, miss, is_pinned)
