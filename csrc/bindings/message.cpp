@@ -27,6 +27,8 @@ class TensorLeaves final : public pytree::Leaves {
     return tensor.defined() ? THPVariable_Wrap(std::move(tensor)) : nullptr;
   }
 
+  int64_t left() const { return left_; }
+
  private:
   int64_t left_;
 };
@@ -53,10 +55,11 @@ class Bytes {
 };
 
 py::object encode(py::handle tree, py::handle limit) {
-  TensorLeaves leaves(to_int(limit, [] { return std::string("encode: limit"); }));
+  const int64_t most = to_int(limit, [] { return std::string("encode: limit"); });
+  TensorLeaves leaves(most);
   std::string message;
   if (!pytree::append_nest(tree.ptr(), &leaves, &message)) return py::none();
-  return py::bytes(message);
+  return py::make_tuple(py::bytes(message), most - leaves.left());
 }
 
 py::object decode(py::handle message) {

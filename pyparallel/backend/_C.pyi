@@ -283,8 +283,8 @@ def are_compact(leaves: Sequence[Any], on_cpu: bool) -> bool:
         on_cpu: whether the tensors have to be on the CPU.
     """
 
-def encode(tree: Any, limit: int) -> bytes | None:
-    """Return a small batch as bytes that describe themselves, or None.
+def encode(tree: Any, limit: int) -> tuple[bytes, int] | None:
+    """Return a small batch as bytes, and the bytes of its tensors alone, or None.
 
     The native backend takes nests as `flatten` does, of tensors, None and objects that
     are exactly bool, int (of 64 bits), float, str or bytes. Pure Python takes lists of
@@ -298,7 +298,7 @@ def encode(tree: Any, limit: int) -> bytes | None:
     """
 
 def decode(message: Any) -> Any:
-    """Return the batch that `encode` took. Its tensors have memory of their own.
+    """Return the batch of the bytes of `encode`. Its tensors have memory of their own.
 
     Args:
         message: the bytes, of any bytes-like class. They may change afterwards.

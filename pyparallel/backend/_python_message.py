@@ -32,9 +32,9 @@ _LIST = struct.Struct("=cI")
 _HEADER = struct.Struct("=cBB")
 
 
-def encode(tree: Any, limit: int) -> bytes | None:
+def encode(tree: Any, limit: int) -> tuple[bytes, int] | None:
     """See ``_C.pyi``."""
-    left = _checks.as_int(limit, "encode: limit")
+    limit = left = _checks.as_int(limit, "encode: limit")
     if type(tree) is not list or len({*map(id, tree)}) < len(tree):
         return None
     parts = [_LIST.pack(b"l", len(tree))]
@@ -48,7 +48,7 @@ def encode(tree: Any, limit: int) -> bytes | None:
             struct.pack(f"={len(shape)}q", *shape),
             ctypes.string_at(leaf.data_ptr(), leaf.nbytes),
         ]
-    return b"".join(parts)
+    return b"".join(parts), limit - left
 
 
 def _is_sent(leaf: Tensor) -> bool:

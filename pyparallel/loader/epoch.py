@@ -32,7 +32,7 @@ from ._progress import Progress
 from ._random_state import SampleTask
 from .errors import dead_worker_error, raise_error
 from .fetchers import Source
-from .messages import BatchProgram, Facts, Unpacker
+from .messages import BatchProgram, Facts, unpack_answer
 from .preflight import check_workers_are_processes, start_method_of
 from .reader import BATCH, END, ERROR, Answer, Reader
 from .tracebacks import clear_frames, format_indices, hide_frames, rank_text
@@ -211,7 +211,6 @@ class Epoch(LoaderIter):
             return
         self._start_method = start_method_of(loader)
         context = loader.multiprocessing_context or torch.multiprocessing.get_context()
-        self._unpackers = [Unpacker() for _ in range(self._num_workers)]
         try:
             self._pool = ProcessWorkers(
                 context,
@@ -369,7 +368,7 @@ class Epoch(LoaderIter):
         while True:
             number, packed = self._receive_packed()
             # Also an answer that is dropped: this frees its slab.
-            answer, facts = self._unpackers[number].unpack(*packed)
+            answer, facts = unpack_answer(*packed)
             if not self._stale[number]:
                 return number, answer, facts
             self._stale[number] -= 1

@@ -133,24 +133,17 @@ class SharedBuffer:
 
     def __init__(self, nbytes: int) -> None:
         self._fd = create(nbytes)
+        # Also after an error of a caller that has not sent it.
         self._close = weakref.finalize(self, os.close, self._fd)
         reserve(self._fd, 0, nbytes)
         self.bytes = attach(self._fd, nbytes)
 
-    def detach(self) -> int:
-        """Release the memory in this process; the caller closes its descriptor."""
-        del self.bytes
-        self._close.detach()
-        return self._fd
-
     def send(self) -> SharedBufferHandle:
         """Release the memory in this process and return a handle for `receive`."""
-        nbytes = self.bytes.numel()
-        fd = self.detach()
-        try:
-            return SharedBufferHandle(picklable_descriptor(fd), nbytes)
-        finally:
-            os.close(fd)
+        handle = SharedBufferHandle(picklable_descriptor(self._fd), self.bytes.numel())
+        self._close()
+        del self.bytes
+        return handle
 
 
 def receive(handle: SharedBufferHandle) -> torch.Tensor:

@@ -2,13 +2,13 @@
 
 The tensors of a small batch travel in the message: a slab would cost more than the
 copy. A slab is claimed at the first larger allocation, so that collate functions write
-into it. What has no slab is in new shared memory, whose descriptor travels along.
+into it. What has no slab is in new shared memory, whose descriptor is pickled as by
+`multiprocessing`.
 """
 
 from __future__ import annotations
 
 import math
-import os
 import pickle
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -16,14 +16,13 @@ from typing import Any, NamedTuple
 import torch
 
 from .. import backend
-from . import memfd
 from .ring import RingMemory, Slab
 from .serialization import (
     Message,
     ReceivedBatch,
     RingMiss,
     collect,
-    copy_out_of_ring,
+    move_out_of_ring,
     place,
 )
 
@@ -66,26 +65,17 @@ class LazySlab:
 
 
 class Packed(NamedTuple):
-    """A batch for the channel: its bytes, and the descriptors that travel along."""
-
-    body: bytes
-    descriptors: tuple[int, ...] = ()
-
-
-class Received(NamedTuple):
-    """A batch that arrived.
+    """A batch as bytes.
 
     Attributes:
-        batch: the batch.
-        nbytes: the bytes of its tensors, with the gaps between them.
-        miss: the reason why it used neither the ring nor the message, or None.
-        is_pinned: True if all its tensors are in pinned memory.
+        body: the bytes.
+        nbytes: the bytes of its tensors; in a slab, with the gaps between them.
+        miss: the reason why they are neither in a slab nor in the message, or None.
     """
 
-    batch: Any
+    body: bytes
     nbytes: int
     miss: RingMiss | None = None
-    is_pinned: bool = False
 
 
 def pack(held: list[Any], lazy: LazySlab) -> Packed:
@@ -107,42 +97,42 @@ def pack(held: list[Any], lazy: LazySlab) -> Packed:
     try:
         batch = held.pop()
         if lazy.slab is None:
-            body = backend.encode(batch, lazy.limit)
-            if body is not None:
-                return Packed(body)
+            encoded = backend.encode(batch, lazy.limit)
+            if encoded is not None:
+                return Packed(*encoded)
         try:
-            message = _write(batch, lazy, trust=True)
+            message, nbytes = _write(batch, lazy, trust=True)
         except (TypeError, ValueError):  # for example, a tensor is a conjugate view
-            message = _write(batch, lazy, trust=False)
+            message, nbytes = _write(batch, lazy, trust=False)
         del batch
         slab = lazy.slab
         if slab is not None and not slab.finish() and message.is_in_ring:
-            shared, miss = copy_out_of_ring(message, slab)
-            message = message._replace(location=shared, miss=miss)
+            message = move_out_of_ring(message, slab)
     except BaseException:
         lazy.release()
         raise
     if message.is_in_ring:
-        lazy.slab = None
+        lazy.slab = None  # the parent frees it
     lazy.release()
-    location = message.location
-    if not isinstance(location, memfd.SharedBuffer):
-        return Packed(pickle.dumps(tuple(message), 5))
-    message = message._replace(location=location.bytes.numel())
-    return Packed(pickle.dumps(tuple(message), 5), (location.detach(),))
+    miss = message.miss
+    if miss is None and message.unsupported is not None:
+        miss = RingMiss("unsupported", 0)
+    return Packed(pickle.dumps(tuple(message), pickle.HIGHEST_PROTOCOL), nbytes, miss)
 
 
-def _write(batch: Any, lazy: LazySlab, *, trust: bool) -> Message:
+def _write(batch: Any, lazy: LazySlab, *, trust: bool) -> tuple[Message, int]:
+    """Return the message of a batch, and the bytes of its tensors."""
     body, leaves = collect(batch, trust=trust)
     tensors = leaves.packed
     small = lazy.slab is None and sum([leaf.nbytes for leaf in tensors]) <= lazy.limit
     if small:
         inline = backend.encode(list(map(_contiguous, tensors)), lazy.limit)
         if inline is not None:
-            return leaves.message(inline, body, None, None, None)
+            return leaves.message(inline[0], body, None, None, None), inline[1]
     slab = lazy.claim()
     miss = None if slab else RingMiss("full" if lazy.ring else "off", 0)
-    return place(body, leaves, slab, miss)
+    message = place(body, leaves, slab, miss)
+    return message, 0 if message.plan is None else message.plan.nbytes
 
 
 def _contiguous(leaf: torch.Tensor) -> torch.Tensor:
@@ -153,32 +143,19 @@ def _contiguous(leaf: torch.Tensor) -> torch.Tensor:
     return leaf.contiguous()
 
 
-def unpack(body: Any, descriptors: Sequence[int] = ()) -> Received:
-    """Return the batch of a message, and close its descriptors.
+def unpack(body: Any) -> tuple[Any, bool]:
+    """Return a batch, and whether all its tensors are in pinned memory.
 
     Args:
         body: the bytes of `pack`, of any bytes-like class. They may change afterwards.
-        descriptors: those that arrived with them.
 
     Raises:
         OSError: no file descriptor or no memory is left.
         RuntimeError: the ring is not in this process, or was damaged.
         Exception: any error of unpickling.
     """
-    try:
-        if body[:1] != pickle.PROTO:
-            return Received(backend.decode(body), len(body))
-        message = pickle.loads(body)
-        received = ReceivedBatch(*message, descriptors=descriptors)
-    finally:
-        for descriptor in descriptors:
-            os.close(descriptor)
-    message = received.message
-    nbytes = message.plan.nbytes if message.plan is not None else 0
-    if isinstance(message.location, bytes):
-        nbytes = len(message.location)
-    miss = message.miss
-    if miss is None and message.unsupported is not None:
-        miss = RingMiss("unsupported", 0)
-    is_pinned = received.is_pinned and miss is None and not message.buffers
-    return Received(received.deserialize(), nbytes, miss, is_pinned)
+    if body[:1] != pickle.PROTO:
+        return backend.decode(body), False
+    received = ReceivedBatch(*pickle.loads(body))
+    has_others = received.message.unsupported or received.message.buffers
+    return received.deserialize(), received.is_pinned and not has_others

@@ -63,8 +63,7 @@ class Message(NamedTuple):
 
     Attributes:
         location: the memory with the bytes of the leaves; None if there are no bytes.
-            Bytes: the encoded leaves themselves. An integer: the size of memory whose
-            descriptor travels with the message.
+            Bytes: the encoded leaves themselves.
         body: the pickled batch, with a number for each leaf.
         plan: the layout of the leaves in the memory; None if there is no memory.
         order: the index in ``plan`` of each number; None if both are the same.
@@ -109,7 +108,7 @@ class ReceivedBatch:
     Its slab is free again when this object and all tensors of the batch are gone.
     """
 
-    def __init__(self, *message: Any, descriptors: Sequence[int] = ()) -> None:
+    def __init__(self, *message: Any) -> None:
         self.message = Message(*message)
         self.is_pinned = False
         self._batch: Any = _NOT_DESERIALIZED
@@ -121,8 +120,6 @@ class ReceivedBatch:
             ring = ring_module.find(location.ring)
             self._bytes = ring.adopt(*location[1:])
             self.is_pinned = ring.is_pinned(location.slab)
-        elif isinstance(location, int):
-            self._bytes = memfd.attach(descriptors[0], location)
         elif isinstance(location, memfd.SharedBufferHandle):
             self._bytes = memfd.receive(location)
 
@@ -218,6 +215,10 @@ def tensor_placeholder(number: int) -> Any:
 # ------------------------------------------------------------ in the worker
 
 
+#: The reducers of `ForkingPickler`, which has no public name for them.
+_REDUCERS: Any = ChainMap(
+    vars(ForkingPickler)["_extra_reducers"], copyreg.dispatch_table
+)
 #: Smaller NumPy arrays are pickled with the batch.
 _SMALL_ARRAY = 4096
 
@@ -336,9 +337,7 @@ class _Pickler(pickle.Pickler):
     `ForkingPickler` copies the table of reducers for each batch.
     """
 
-    dispatch_table: Any = ChainMap(
-        vars(ForkingPickler)["_extra_reducers"], copyreg.dispatch_table
-    )
+    dispatch_table = _REDUCERS
 
     def __init__(self, file: io.BytesIO, leaves: LeafCollector) -> None:
         super().__init__(file, 5, buffer_callback=leaves.add_array)
@@ -381,12 +380,9 @@ def serialize(batch: Any, slab: Slab | None, miss: RingMiss | None) -> Message:
         Exception: any error of pickling.
     """
     try:
-        message = place(*collect(batch), slab, miss)
+        return place(*collect(batch), slab, miss)
     except (TypeError, ValueError):  # for example, a tensor is a conjugate view
-        message = place(*collect(batch, trust=False), slab, miss)
-    if isinstance(message.location, memfd.SharedBuffer):
-        message = message._replace(location=message.location.send())
-    return message
+        return place(*collect(batch, trust=False), slab, miss)
 
 
 def collect(batch: Any, *, trust: bool = True) -> tuple[bytes, LeafCollector]:
@@ -400,12 +396,9 @@ def collect(batch: Any, *, trust: bool = True) -> tuple[bytes, LeafCollector]:
 def place(
     body: bytes, leaves: LeafCollector, slab: Slab | None, miss: RingMiss | None
 ) -> Message:
-    """Write leaves into a slab, or into new memory, and return the message.
-
-    New memory is a `memfd.SharedBuffer`, which the caller sends.
-    """
+    """Write leaves into a slab, or into new memory, and return the message."""
     tensors = leaves.packed
-    location: Any = None
+    location: SlabLocation | memfd.SharedBufferHandle | None = None
     plan, order = None, None
     if tensors and slab is not None:
         plan, order = _write_to_slab(tensors, slab)
@@ -424,8 +417,9 @@ def place(
         plan = backend.plan_slab(tensors)
         miss = miss and miss._replace(nbytes=miss.nbytes or plan.nbytes)
         if plan.nbytes:
-            location = _new_shared_buffer(plan.nbytes)
-            backend.pack(location.bytes, tensors, plan)
+            shared = _new_shared_buffer(plan.nbytes)
+            backend.pack(shared.bytes, tensors, plan)
+            location = shared.send()
     return leaves.message(location, body, plan, order, miss if tensors else None)
 
 
@@ -435,19 +429,11 @@ def move_out_of_ring(message: Message, slab: Slab) -> Message:
     This process keeps a tensor of the batch and may return it again, so the next batch
     must not overwrite it.
     """
-    shared, miss = copy_out_of_ring(message, slab)
-    return message._replace(location=shared.send(), miss=miss)
-
-
-def copy_out_of_ring(
-    message: Message, slab: Slab
-) -> tuple[memfd.SharedBuffer, RingMiss]:
-    """Return a copy of the bytes of a batch, and why it is needed."""
     nbytes = message.plan.nbytes
     shared = _new_shared_buffer(nbytes)
     shared.bytes.copy_(slab.leading_bytes(nbytes))
     slab.clear_gaps(shared.bytes)
-    return shared, RingMiss("kept", nbytes)
+    return message._replace(location=shared.send(), miss=RingMiss("kept", nbytes))
 
 
 def _write_to_slab(
