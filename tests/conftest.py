@@ -101,6 +101,12 @@ def _nothing_left_behind(request: pytest.FixtureRequest) -> Iterator[None]:
 
 
 @pytest.fixture
+def in_ring(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Send small batches in the ring, too."""
+    monkeypatch.setattr("pyparallel.loader.epoch.INLINE_NBYTES", 0)
+
+
+@pytest.fixture
 def forked() -> Iterator[None]:
     """Fork workers: a fork server gets no lambda and no patch, and shares tensors."""
     before = multiprocessing.get_start_method(allow_none=True)

@@ -19,8 +19,8 @@ bool is_sent(const at::Tensor& tensor) {
 }
 
 bool is_dtype(uint8_t code) {
-  const auto dtype = static_cast<c10::ScalarType>(code);
-  return dtype < c10::ScalarType::Undefined && !c10::isQIntType(dtype);
+  return code < static_cast<uint8_t>(c10::ScalarType::Undefined) &&
+         !c10::isQIntType(static_cast<c10::ScalarType>(code));
 }
 
 }  // namespace

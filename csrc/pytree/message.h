@@ -8,7 +8,7 @@
 //   i f       int64, double          l t   list, tuple: uint32 size, items
 //   x         a leaf, see Leaves     d     dict: uint32 size, keys and values in turn
 //
-// The first byte of a pickle (0x80) is none of the tags.
+// No tag is 0x80, the first byte of a pickle.
 #pragma once
 
 #include <Python.h>

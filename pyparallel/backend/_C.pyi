@@ -290,7 +290,7 @@ def encode(tree: Any, limit: int) -> tuple[bytes, int] | None:
     are exactly bool, int (of 64 bits), float, str or bytes. Pure Python takes lists of
     tensors, with the same bytes. Both take tensors that are exactly ``torch.Tensor``,
     plain, contiguous, on the CPU and without gradients, and no container or tensor
-    twice. The first byte is none of a pickle.
+    twice. The first byte is not that of a pickle.
 
     Args:
         tree: any object.
@@ -304,7 +304,7 @@ def decode(message: Any) -> Any:
         message: the bytes, of any bytes-like class. They may change afterwards.
 
     Raises:
-        ValueError: the bytes are none of `encode` of this backend.
+        ValueError: `encode` of this backend does not return such bytes.
     """
 
 def empty(shape: Sequence[int], dtype: torch.dtype) -> Tensor:

@@ -24,6 +24,7 @@ from ..core.errors import LoaderWarning, warn, warn_once
 from ..core.torch_private import LoaderIter, RangeInC, is_profiling, pin_memory
 from ..core.tracing import span
 from ..shm import pinning
+from ..shm.messages import INLINE_NBYTES
 from ..workers.inline import InlineWorkers
 from ..workers.interface import Woken, WorkerDied
 from ..workers.processes import ProcessWorkers
@@ -214,7 +215,13 @@ class Epoch(LoaderIter):
         try:
             self._pool = ProcessWorkers(
                 context,
-                BatchProgram(reader, self._ring, self._first_holder),
+                BatchProgram(
+                    reader,
+                    self._ring,
+                    self._first_holder,
+                    # The ring is pinned. Pinning small tensors would cost more.
+                    inline_nbytes=0 if self._pins_ring else INLINE_NBYTES,
+                ),
                 self._num_workers,
             )
         except BaseException:

@@ -15,7 +15,7 @@ from ..core.cpu_time import CoreWait, cpu_seconds
 from ..core.torch_private import data_collate
 from ..core.tracing import span
 from ..shm import memfd
-from ..shm.messages import INLINE_NBYTES, LazySlab, Packed, pack, unpack
+from ..shm.messages import LazySlab, Packed, pack, unpack
 from ..shm.ring import RingMemory
 from ..shm.serialization import RingMiss
 from ..workers import descriptors
@@ -58,7 +58,7 @@ class BatchProgram:
         reader: Reader,
         ring: RingMemory | None,
         first_holder: int,
-        inline_nbytes: int = INLINE_NBYTES,
+        inline_nbytes: int,
     ) -> None:
         self._reader, self._ring, self._holder = reader, ring, first_holder
         self._limit = inline_nbytes

@@ -2,7 +2,7 @@
 
 The tensors of a small batch travel in the message: a slab would cost more than the
 copy. A slab is claimed at the first larger allocation, so that collate functions write
-into it. What has no slab is in new shared memory, whose descriptor is pickled as by
+into it. A batch without a slab gets new shared memory. Its descriptor is pickled as by
 `multiprocessing`.
 """
 

@@ -88,6 +88,7 @@ COLLATE: dict[str, Any] = {
 }
 
 
+@pytest.mark.usefixtures("in_ring")
 @pytest.mark.filterwarnings("ignore:.PP201")
 @pytest.mark.parametrize("slabs", [0, 1])
 @pytest.mark.parametrize("name", COLLATE)

@@ -474,6 +474,9 @@ def test_a_write_of_a_worker_outside_of_the_tensors_is_found(
 DAMAGED = """
 import pyparallel, torch
 from pyparallel.backend import memory_of
+from pyparallel.loader import epoch
+
+epoch.INLINE_NBYTES = 0
 
 def run(batch):
     memory_of(batch)[-1] = 0  # the tensor ends before
