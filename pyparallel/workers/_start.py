@@ -8,11 +8,12 @@ knows it. So handlers wait while processes start and end.
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import signal
 import threading
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from ._channel import kept
@@ -46,18 +47,28 @@ def deferred_signals() -> Iterator[None]:
                 signal.signal(number, note)
         yield
     finally:
-        handlers = restore_handlers()
-        for number in arrived:
-            handlers[number](number, None)
+        restore_handlers(*arrived)
 
 
-def restore_handlers() -> dict[int, Any]:
-    """End `deferred_signals`, in a forked child as well. Return the handlers."""
+def restore_handlers(*arrived: int) -> None:
+    """End `deferred_signals`, in a forked child as well.
+
+    Args:
+        arrived: the signals whose handlers are called then.
+    """
     handlers = _handlers.copy()
-    for number, handler in handlers.items():
-        signal.signal(number, handler)
     _handlers.clear()
-    return handlers
+    calls = [functools.partial(signal.signal, *pair) for pair in handlers.items()]
+    _call_all([*calls, *(functools.partial(handlers[n], n, None) for n in arrived)])
+
+
+def _call_all(calls: Sequence[Callable[[], Any]]) -> None:
+    """Call functions. If one raises, call the others as well."""
+    if calls:
+        try:
+            calls[0]()
+        finally:
+            _call_all(calls[1:])
 
 
 def start(process: Any, method: str, ends: Sequence[Any], stacks: Stacks) -> None:

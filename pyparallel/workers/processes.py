@@ -373,6 +373,8 @@ class ProcessWorkers:
     def _close(self) -> None:
         for worker in self._workers:
             worker.channel.close()
+            while worker.answers:
+                descriptors.close(worker.answers.pop()[2])
         left = [worker.process for worker in self._workers if worker.process.pid]
         started = left
         for seconds, stop in zip(_END_SECONDS, ("terminate", "kill", ""), strict=True):
