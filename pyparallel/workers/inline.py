@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import deque
 from typing import Any
 
-from .interface import Program
+from .interface import Program, Workers
 
 
-class InlineWorkers:
+class InlineWorkers(Workers):
     """Runs a task when its answer is received, so nothing is read ahead."""
 
     packs = False
@@ -35,18 +35,3 @@ class InlineWorkers:
     def end(self, worker: int) -> None:
         """Drop the tasks that were kept."""
         self.close()
-
-    def wake(self) -> None:
-        """Do nothing: no call waits."""
-
-    def has_lost(self) -> bool:
-        """Return False."""
-        return False
-
-    def has_begun(self, worker: int) -> bool:
-        """Return True."""
-        return True
-
-    def stack(self, worker: int) -> str:
-        """Return "": the caller's thread cannot hang unseen."""
-        return ""

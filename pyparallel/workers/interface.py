@@ -48,7 +48,7 @@ class PackedProgram(Protocol):
         """Return the answer to a task that could not be unpickled."""
 
 
-class Workers(Protocol):
+class Workers:
     """Workers of one kind. One thread at a time sends and receives.
 
     Attributes:
@@ -70,6 +70,7 @@ class Workers(Protocol):
         Raises:
             Exception: the task cannot be pickled. Nothing was sent.
         """
+        raise NotImplementedError
 
     def receive(self, worker: int | None, timeout: float | None) -> tuple[int, Any]:
         """Return the number of a worker and its next answer.
@@ -83,8 +84,10 @@ class Workers(Protocol):
             ProgramError: a worker could not prepare its program.
             TimeoutError: no answer arrived in time.
             Woken: `wake` was called, or `close` in another thread.
-            OSError: a worker cannot be started. All workers have been ended.
+            OSError: a worker cannot be started, or no descriptor is left for an answer.
+                All workers have been ended.
         """
+        raise NotImplementedError
 
     def wake(self) -> None:
         """Let a `receive` that waits raise `Woken`, or the next one that has to wait.
@@ -106,12 +109,15 @@ class Workers(Protocol):
 
         One has ended, an interrupt may have lost a message, or this process is a fork.
         """
+        return False
 
     def has_begun(self, worker: int) -> bool:
         """Return True if a worker has prepared its program."""
+        return True
 
     def stack(self, worker: int) -> str:
         """Return the stacks of a worker's threads. Empty if they cannot be known."""
+        return ""
 
 
 class WorkerDied(RuntimeError):

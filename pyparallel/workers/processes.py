@@ -29,13 +29,13 @@ from ._channel import Channel, close_in_children, pair
 from ._run import FAILED, READY, work
 from ._start import deferred_signals, start
 from .deaths import Stacks
-from .interface import PackedProgram, ProgramError, Woken, WorkerDied
+from .interface import PackedProgram, ProgramError, Woken, WorkerDied, Workers
 
 #: A process that holds a copy of a worker's socket hides its end. So the parent also
 #: asks the system after each wait of this number of seconds.
 _CHECK_SECONDS = 0.5
-#: The time from the end of the file of a process to its exit code.
-_EXIT_SECONDS = 0.3
+#: The longest time from the end of the file of a process to its exit code.
+_EXIT_SECONDS = 2.0
 #: The time of workers to finish their task, and to end after each of two signals.
 _END_SECONDS = (0.7, 0.5, 1.0)
 #: The most calls of `wake` that one `Woken` answers.
@@ -61,7 +61,7 @@ class _Worker:
         self.code: int | None = None
 
 
-class ProcessWorkers:
+class ProcessWorkers(Workers):
     """Processes that run a program. See Note [start of workers].
 
     Args:
@@ -134,6 +134,9 @@ class ProcessWorkers:
         """Start workers, as many side by side as there are cores."""
         while self._waiting and len(self._starting) < self._num_starts:
             worker, theirs = self._waiting.popleft()
+            if worker.has_ended:  # by `end`
+                theirs.close()
+                continue
             self._starting.add(worker.number)
             ends = theirs, self._life
             start(worker.process, self._method, ends, self._stacks)
@@ -183,8 +186,10 @@ class ProcessWorkers:
         try:
             with self._lock:
                 answer = self._receive(worker, timeout)
-        except Exception:
+        except Exception as error:
             self.is_whole = found
+            if isinstance(error, OSError) and not isinstance(error, TimeoutError):
+                self.close()
             raise
         self.is_whole = found
         return answer
@@ -253,20 +258,22 @@ class ProcessWorkers:
         """Read the next answer of a worker, or all that have arrived."""
         if worker.has_ended:
             return
-        try:
-            while (message := worker.channel.receive()) is not None:
-                if message[0]:
-                    worker.answers.append(message)
-                    if not everything:
-                        return
-                else:
-                    self._note(worker, bytes(message[1]))
-        except EOFError:
-            self._set_ended(worker)
-        except OSError as error:
-            if error.errno == errno.EMFILE:
-                raise
-            self._set_ended(worker)
+        while True:
+            try:
+                message = worker.channel.receive()
+            except (EOFError, OSError) as error:
+                if getattr(error, "errno", None) == errno.EMFILE:
+                    raise
+                self._set_ended(worker)
+                return
+            if message is None:
+                return
+            if not message[0]:
+                self._note(worker, bytes(message[1]))
+                continue
+            worker.answers.append(message)
+            if not everything:
+                return
 
     def _note(self, worker: _Worker, report: bytes) -> None:
         """Note how far a worker has come, and start the next one."""
@@ -277,13 +284,9 @@ class ProcessWorkers:
 
     def _leave_start(self, worker: _Worker) -> None:
         self._starting.discard(worker.number)
-        if self._waiting:
+        if self._waiting and not self._is_closing:
             with deferred_signals():
-                try:
-                    self._start_more()
-                except BaseException:
-                    self.close()
-                    raise
+                self._start_more()
 
     def _set_ended(self, worker: _Worker) -> None:
         if worker.has_ended:
@@ -291,7 +294,9 @@ class ProcessWorkers:
         worker.has_ended = True
         self._forget(worker)
         if worker.process.pid is not None:
-            worker.process.join(_EXIT_SECONDS)  # its end of file comes first
+            end = time.monotonic() + _EXIT_SECONDS  # its end of file comes first
+            while worker.process.exitcode is None and time.monotonic() < end:
+                worker.process.join(_CHECK_SECONDS / 10)
             worker.code = worker.process.exitcode
         self._leave_start(worker)
 
