@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import copy
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -31,6 +32,7 @@ from ._random_state import SampleTask
 from ._ranks import check_ranks, find_ranks, sampler_of
 from ._sampler_state import (
     Order,
+    draws_at_start,
     has_other_replicas,
     save_own_state,
     unwrap_batch_sampler,
@@ -119,6 +121,10 @@ class Progress:
         self._random_at_end: dict[str, Any] | None = None
         self._continued = loader._loaded is not None
         self._has_workers = loader.num_workers > 0
+        # Whether only the program draws from the global random states after the start.
+        self._program_draws = self._has_workers and (
+            self._iterable or draws_at_start(self._sampler)
+        )
         if self._continued:
             self._continue(state, loader.generator)
         self.epochs_seen = find_epochs(self._parts)
@@ -378,23 +384,19 @@ class Progress:
             self.num_delivered = self.order.num_yielded
             self.order.drop_states(self.num_delivered)
 
-    def state(self, loader: Any) -> dict[str, Any]:
-        """Return the state from which another loader yields the next batch.
+    def position(self, loader: Any) -> Callable[[], dict[str, Any]]:
+        """Return a function that returns the state from which the next batch is read.
+
+        Note: [positions]. A `PreDataLoader` asks for a position with each batch, and
+        the program for a state now and then. To copy all random states would take
+        longer than to receive a small batch. If only the program draws from the global
+        ones during the epoch, the function returns those at the time of its call.
 
         Raises:
             RuntimeError: the next batch is unknown.
-            Exception: an error of ``state_dict`` of the dataset or the sampler.
+            Exception: an error of ``state_dict`` of the dataset.
         """
         self.dataset.request_states()
-        state = self._state(loader)
-        if isinstance(state["sampler"], ExceptionWrapper):
-            state["sampler"].reraise()
-        for record in state["workers"].values():
-            if isinstance(record["state"], ExceptionWrapper):
-                record["state"].reraise()
-        return state
-
-    def _state(self, loader: Any) -> dict[str, Any]:
         if self.dataset.unknown:
             raise RuntimeError(
                 "DataLoader.state_dict must know the state of all workers, but the "
@@ -402,31 +404,16 @@ class Progress:
                 f"{sorted(self.dataset.unknown)} have delivered no batch since. Call "
                 "state_dict later in this epoch, or finish epochs."
             )
-        if self.finished:
-            return state_between_epochs(loader, self)
-        if not self.num_delivered and (self._continued or self._has_workers):
-            return self._initial
-        workers = self.dataset.copy_records(self.num_delivered)
-        if self._read_after_error and any(r["state"] is None for r in workers.values()):
-            raise RuntimeError(
-                "DataLoader.state_dict must know which samples were delivered, but a "
-                "batch of this epoch raised an exception, and the iterable dataset has "
-                "no known state. Add state_dict and load_state_dict to the dataset, "
-                "and set snapshot_every_n_steps=1 of the loader."
-            )
-        if not self.num_delivered:
-            return {**self._initial, "workers": workers}
+        state = self._fixed_state(loader)
+        if state is not None:
+            return partial(_checked, state)
         order = self.order
-        return {
-            **self._initial,
-            "random": _random_state.capture(self._generators),
-            "epochs": self._epoch["epochs"],
+        found = {
             "base_seed": self.base_seed,
             "sampler": order.state if order else None,
             "given": self.num_delivered,
             "ranks": self._ranks,
-            "errors": [list(error) for error in self.errors],
-            "workers": workers,
+            "workers": self._copy_records(),
             "epoch": {
                 **self._epoch,
                 "drawn": order.num_drawn if order else 0,
@@ -435,3 +422,55 @@ class Progress:
                 "turn": self.dataset.turn,
             },
         }
+        generators = {name: g.get_state() for name, g in self._generators.items()}
+        shared = None if self._program_draws else _random_state.raw_states()
+        errors = self.errors, len(self.errors)
+        return partial(self._state_at, found, errors, shared, generators)
+
+    def _fixed_state(self, loader: Any) -> dict[str, Any] | None:
+        """Return the state outside of an epoch and before its first batch, or None."""
+        if self.finished:
+            return state_between_epochs(loader, self)
+        if self.num_delivered:
+            return None
+        if self._continued or self._has_workers:
+            return self._initial
+        return {**self._initial, "workers": self._copy_records()}
+
+    def _copy_records(self) -> dict[str, dict[str, Any]]:
+        workers = self.dataset.copy_records(self.num_delivered)
+        if self._read_after_error and any(r["state"] is None for r in workers.values()):
+            raise RuntimeError(
+                "DataLoader.state_dict must know which samples were delivered, but a "
+                "batch of this epoch raised an exception, and the iterable dataset has "
+                "no known state. Add state_dict and load_state_dict to the dataset, "
+                "and set snapshot_every_n_steps=1 of the loader."
+            )
+        return workers
+
+    def _state_at(
+        self,
+        found: dict[str, Any],
+        errors: tuple[list[SampleError], int],
+        shared: Any,
+        generators: dict[str, torch.Tensor],
+    ) -> dict[str, Any]:
+        """Return the state at a position; see `position`."""
+        if shared is None:
+            shared = _random_state.raw_states()
+        state = {
+            **self._initial,
+            **found,
+            "random": _random_state.encode(shared, generators),
+            "epochs": self._epoch["epochs"],
+            "errors": [list(error) for error in errors[0][: errors[1]]],
+        }
+        return _checked(state)
+
+
+def _checked(state: dict[str, Any]) -> dict[str, Any]:
+    """Return a state, or raise the error that its sampler or dataset raised."""
+    for part in (state["sampler"], *(r["state"] for r in state["workers"].values())):
+        if isinstance(part, ExceptionWrapper):
+            part.reraise()
+    return state

@@ -50,21 +50,24 @@ def capture(generators: dict[str, torch.Generator]) -> dict[str, Any]:
     The state of NumPy is included if NumPy has been imported and its global generator
     is the default one, ``MT19937``.
     """
-    version, words, gauss = random.getstate()
+    own = {name: generator.get_state() for name, generator in generators.items()}
+    return encode(raw_states(), own)
+
+
+def encode(
+    shared: tuple[Any, Any, Any], generators: dict[str, torch.Tensor]
+) -> dict[str, Any]:
+    """Return a state as `capture` does, of `raw_states` and states of generators."""
+    for_torch, (version, words, gauss), for_numpy = shared
     state: dict[str, Any] = {
-        "torch": _encode_tensor(torch.get_rng_state()),
+        "torch": _encode_tensor(for_torch),
         "python": [version, _encode(_PYTHON.pack(*words)), gauss],
-        "generators": {
-            name: _encode_tensor(g.get_state()) for name, g in generators.items()
-        },
+        "generators": {name: _encode_tensor(g) for name, g in generators.items()},
     }
-    numpy = _numpy_random()
-    if numpy is not None:
-        found = numpy.get_state(legacy=False)
-        if found["bit_generator"] == "MT19937":
-            key = _encode(found["state"]["key"].astype("<u4").tobytes())
-            rest = (found["state"]["pos"], found["has_gauss"], found["gauss"])
-            state["numpy"] = [key, int(rest[0]), int(rest[1]), float(rest[2])]
+    if for_numpy is not None and for_numpy["bit_generator"] == "MT19937":
+        key = _encode(for_numpy["state"]["key"].astype("<u4").tobytes())
+        rest = (for_numpy["state"]["pos"], for_numpy["has_gauss"], for_numpy["gauss"])
+        state["numpy"] = [key, int(rest[0]), int(rest[1]), float(rest[2])]
     return state
 
 

@@ -14,7 +14,14 @@ from collections.abc import Callable, Iterator
 from typing import Any
 from zlib import crc32
 
-from torch.utils.data import BatchSampler
+from torch.utils.data import (
+    BatchSampler,
+    DistributedSampler,
+    RandomSampler,
+    SequentialSampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+)
 
 from .errors import wrap_exception
 
@@ -181,6 +188,25 @@ class _ResumedSampler:
 
     def __iter__(self) -> Iterator[Any]:
         return self.sampler.resume(self.state)
+
+
+#: Samplers of torch that draw from the global random states with the first index only.
+_DRAW_AT_START = {
+    SequentialSampler,
+    RandomSampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+    DistributedSampler,
+}
+
+
+def draws_at_start(sampler: Any) -> bool:
+    """Return True if only the first index may change the global random states.
+
+    A class of this package says so by ``_draws_at_start``. A subclass may do otherwise.
+    """
+    cls = type(unwrap_batch_sampler(sampler))
+    return cls in _DRAW_AT_START or bool(vars(cls).get("_draws_at_start"))
 
 
 class Order:

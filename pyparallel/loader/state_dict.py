@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
-from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -67,10 +66,10 @@ class StatefulLoader:
                 the reason.
             TypeError: the dataset is a ``DataPipe``.
         """
-        return encode(self._position())
+        return encode(self._position()())
 
-    def _position(self) -> dict[str, Any]:
-        """Return the state before it is encoded."""
+    def _position(self) -> Callable[[], dict[str, Any]]:
+        """Return a function that returns the state at this position, not encoded."""
         self._must_be_resumable("state_dict")
         progress = self._progress
         reader = None if progress is None else progress.reader
@@ -81,14 +80,16 @@ class StatefulLoader:
                 "PreDataLoader.state_dict()."
             )
         self._states_wanted = True
-        if self._loaded is not None:
-            if self._loaded["epoch"] is not None:
-                return self._loaded
+        state = self._loaded
+        if state is not None and state["epoch"] is None:
             # The user may have called set_epoch() since.
-            return {**self._loaded, "epochs": find_epochs(ordering_parts(self))}
-        if progress is None:
-            return state_between_epochs(self, None)
-        return progress.state(self)
+            state = {**state, "epochs": find_epochs(ordering_parts(self))}
+        elif state is None and progress is None:
+            state = state_between_epochs(self, None)
+        elif state is None and progress is not None:
+            return progress.position(self)
+        found: dict[str, Any] = state or {}
+        return lambda: found
 
     @property
     def sample_errors(self) -> list[SampleError]:
@@ -192,11 +193,12 @@ def check_state(loader: Any, saved: Any) -> dict[str, Any] | None:
 def take_state(loader: Any) -> Callable[[], Any]:
     """Return a function that returns the present state of a loader of any class.
 
-    For this package's loader the function encodes the state, which takes longer than
-    to find it.
+    For this package's loader the function makes the state, which takes longer than to
+    find the position.
     """
     if isinstance(loader, StatefulLoader):
-        return partial(encode, loader._position())
+        position = loader._position()
+        return lambda: encode(position())
     state_dict = getattr(loader, "state_dict", None)
     state = state_dict() if callable(state_dict) else None
     return lambda: state

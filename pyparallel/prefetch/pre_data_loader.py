@@ -297,7 +297,8 @@ class PreDataLoader:
         """Return the loader's state after the latest batch that ``next()`` returned.
 
         Batches that were fetched ahead do not count: a run that continues from this
-        state gets them. Random states are those at the time when the batch was fetched.
+        state gets them. Random states are those now. If reading a batch may draw in
+        this process, as without workers, they are those when the batch was fetched.
         Before the first batch, it is the state at the start of the latest pass. Between
         two passes, it is that of the loader now, with the numbers of ``set_epoch``.
 

@@ -44,6 +44,9 @@ class DistributedEvalSampler(DistributedSampler[Any]):
         [[0, 2, 4], [1, 3, 0]]
     """
 
+    #: The loader need not save the global random states with each batch.
+    _draws_at_start = True
+
     def __init__(
         self,
         dataset: Any,

@@ -105,6 +105,9 @@ class SizeBatchSampler(Sampler[list[int]]):
         [[0, 2, 4], [5, 3], [1]]
     """
 
+    #: The loader need not save the global random states with each batch.
+    _draws_at_start = True
+
     def __init__(
         self,
         sizes: Any,

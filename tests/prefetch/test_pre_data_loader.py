@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import copy
 import gc
+import random
 import re
 import threading
 import time
 from collections import namedtuple
+from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from prefetch_loaders import (
@@ -26,6 +29,7 @@ from torch.utils.data import DataLoader, DistributedSampler, IterableDataset
 import pyparallel
 from pyparallel import DataContainer as DC
 from pyparallel import LoaderStats, PreDataLoader
+from pyparallel.loader import _random_state
 from pyparallel.prefetch import _thread
 
 Pair = namedtuple("Pair", ["left", "right"])
@@ -214,9 +218,9 @@ def test_our_loader_continues_with_the_batch_that_was_not_seen(
     num_workers: int, seen: int
 ) -> None:
     def make() -> pyparallel.DataLoader:
-        random = torch.Generator().manual_seed(3)
+        generator = torch.Generator().manual_seed(3)
         return pyparallel.DataLoader(
-            Numbers(), 2, shuffle=True, generator=random, num_workers=num_workers
+            Numbers(), 2, shuffle=True, generator=generator, num_workers=num_workers
         )
 
     with passes(make(), queue_size=3) as pre:
@@ -230,6 +234,94 @@ def test_our_loader_continues_with_the_batch_that_was_not_seen(
         resumed.load_state_dict(state)
         got += firsts(resumed)
         assert [got, firsts(resumed)] == expected
+
+
+class Drawing(torch.utils.data.Sampler[int]):
+    """Draws from all global random states with each index."""
+
+    def __init__(self, length: int) -> None:
+        self.length = length
+
+    def __iter__(self) -> Iterator[int]:
+        for _ in range(self.length):
+            torch.rand(1), np.random.rand()
+            yield random.randrange(self.length)
+
+    def __len__(self) -> int:
+        return self.length
+
+
+def drawn() -> tuple[Any, ...]:
+    """Draw as a step does, from all global random states."""
+    return float(torch.rand(1)), random.random(), float(np.random.rand())
+
+
+SAMPLERS: dict[str, Callable[[], Any]] = {
+    "in order": lambda: {},
+    "shuffled": lambda: {"shuffle": True},
+    "a generator": lambda: {"shuffle": True, "generator": torch.Generator()},
+    "replacement": lambda: {
+        "sampler": torch.utils.data.RandomSampler(
+            range(12), True, generator=torch.Generator()
+        )
+    },
+    "subset": lambda: {"sampler": torch.utils.data.SubsetRandomSampler(range(12))},
+    "sizes": lambda: {"batch_sampler": pyparallel.SizeBatchSampler([1, 2] * 6, 2)},
+    "another": lambda: {"sampler": Drawing(12)},
+}
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+@pytest.mark.parametrize("name", SAMPLERS)
+def test_steps_and_samplers_draw_as_in_a_run_that_was_not_stopped(
+    name: str, num_workers: int
+) -> None:
+    def make() -> Any:
+        torch.manual_seed(1), random.seed(1), np.random.seed(1)
+        options = {"batch_size": 2} if name != "sizes" else {}
+        return passes(
+            pyparallel.DataLoader(
+                Numbers(), num_workers=num_workers, **options, **SAMPLERS[name]()
+            ),
+            queue_size=1,
+        )
+
+    # Where the fetch draws, the order of its draws and those of a step is undefined.
+    steps_draw = num_workers > 0 and name != "another"
+    expected, found = [], []
+    with make() as pre:
+        it = iter(pre)
+        for number, batch in enumerate(it):
+            expected.append((batch.tolist(), drawn() if steps_draw else ()))
+            if number == 2:
+                until(lambda: len(it._thread.items) == 1)
+                state = pre.state_dict()
+        expected += [(batch.tolist(), ()) for batch in pre]
+    with make() as pre:
+        drawn()
+        pre.load_state_dict(state)
+        for batch in pre:
+            found.append((batch.tolist(), drawn() if steps_draw else ()))
+        found += [(batch.tolist(), ()) for batch in pre]
+    assert found == expected[3:]
+
+
+def test_random_states_are_copied_only_where_a_fetch_may_draw(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    copied = []
+    raw_states = _random_state.raw_states
+    monkeypatch.setattr(
+        _random_state, "raw_states", lambda: copied.append(1) or raw_states()
+    )
+    for sampler, number in ((None, 0), (Drawing(12), 6)):
+        loader = pyparallel.DataLoader(Numbers(), 2, num_workers=1, sampler=sampler)
+        with passes(loader) as pre:
+            it = iter(pre)
+            batches = [next(it)]
+            copied.clear()
+            batches += it
+            assert len(copied) >= number - 2 if number else len(copied) <= 1
 
 
 def test_a_pass_that_ended_before_its_first_batch_is_not_lost() -> None:
