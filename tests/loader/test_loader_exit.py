@@ -28,7 +28,7 @@ print("done")
 EXHAUSTED = """
 import warnings; warnings.simplefilter("ignore")
 resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
-loader = DataLoader(Numbers(6), num_workers=1, ring_slabs=1)
+loader = DataLoader(Numbers(6, (30_000,)), num_workers=1, ring_slabs=1)
 batches = iter(loader)
 kept = [next(batches)]
 time.sleep(0.3)
