@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from ..core.errors import LoaderWarning, warn_once
 from ..shm import memfd
 from ..shm.ring import Ring, largest_slab, total_nbytes
 from ..shm.serialization import RingMiss
 from . import preflight as preflight_module
+from .arguments import Loader
 from .messages import Facts
 from .reader import Figures
 from .stats import Meter, warn_about_padding
@@ -82,7 +81,7 @@ class BatchReceiver:
             )
             return None
 
-    def preflight(self, loader: Any) -> list[preflight_module.Finding]:
+    def preflight(self, loader: Loader) -> list[preflight_module.Finding]:
         """Return the limits of this machine that are too low for the loader."""
         ring = self.ring_for(loader.num_workers, loader.prefetch_factor or 2)
         return preflight_module.check(

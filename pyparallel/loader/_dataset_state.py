@@ -29,6 +29,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 from ..core.torch_private import ExceptionWrapper
 from . import _random_state
 from ._sampler_state import END, StatefulIterable, copy_state, is_stateful
+from .arguments import Loader
 from .errors import wrap_exception
 from .sample_errors import ErrorPolicy
 
@@ -218,7 +219,7 @@ class DatasetStates:
         turn: the number of workers to skip before the first one that sends a batch.
     """
 
-    def __init__(self, loader: Any, state: dict[str, Any], *, left: bool) -> None:
+    def __init__(self, loader: Loader, state: dict[str, Any], *, left: bool) -> None:
         """Begin an epoch.
 
         Args:

@@ -14,9 +14,10 @@ from torch.utils.data import IterableDataset
 from ..core.torch_private import ExceptionWrapper
 from . import _random_state
 from ._sampler_state import copy_state, save_own_state
+from .arguments import Loader
 
 
-def ordering_parts(loader: Any) -> dict[str, Any]:
+def ordering_parts(loader: Loader) -> dict[str, Any]:
     """Return the parts of a loader that determine its order, by name, without doubles.
 
     These are its generator, its sampler, and its batch sampler with the sampler inside.
@@ -59,7 +60,7 @@ def set_epochs(parts: dict[str, Any], numbers: dict[str, int]) -> None:
                 part.epoch = number
 
 
-def restore_epochs(loader: Any, saved: dict[str, int]) -> None:
+def restore_epochs(loader: Loader, saved: dict[str, int]) -> None:
     """Restore the epoch numbers of a state between two epochs.
 
     The user may have called ``set_epoch`` for the next epoch before loading the state.
@@ -77,7 +78,7 @@ def restore_epochs(loader: Any, saved: dict[str, int]) -> None:
             set_epochs(parts, {name: number})
 
 
-def seen_epochs(loader: Any) -> dict[str, int]:
+def seen_epochs(loader: Loader) -> dict[str, int]:
     """Return the epoch numbers that a loader has seen.
 
     It sees them when it is made, when it loads a state, and when an epoch begins and
@@ -88,7 +89,7 @@ def seen_epochs(loader: Any) -> dict[str, int]:
     return dict(found)
 
 
-def saved_arguments(loader: Any) -> dict[str, Any]:
+def saved_arguments(loader: Loader) -> dict[str, Any]:
     """Return the arguments of a loader that its state depends on."""
     style = "iterable" if isinstance(loader.dataset, IterableDataset) else "map-style"
     names = ("batch_size", "drop_last", "num_workers")
@@ -97,7 +98,7 @@ def saved_arguments(loader: Any) -> dict[str, Any]:
 
 
 def state_between_epochs(
-    loader: Any, last: Any, *, asks_dataset: bool = True
+    loader: Loader, last: Any, *, asks_dataset: bool = True
 ) -> dict[str, Any]:
     """Return the state of a loader from which the next ``iter()`` begins an epoch.
 
@@ -150,7 +151,9 @@ def _next_samples(last: Any) -> dict[str, int] | None:
     return {**last.samples, "epoch": last.samples["epoch"] + 1}
 
 
-def sample_numbers(loader: Any, known: dict[str, int] | None) -> dict[str, int] | None:
+def sample_numbers(
+    loader: Loader, known: dict[str, int] | None
+) -> dict[str, int] | None:
     """Return the seed and the number of an epoch, None if the loader needs neither.
 
     Args:

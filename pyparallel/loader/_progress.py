@@ -37,6 +37,7 @@ from ._sampler_state import (
     save_own_state,
     unwrap_batch_sampler,
 )
+from .arguments import Loader
 from .sample_errors import (
     ErrorPolicy,
     Failure,
@@ -73,7 +74,7 @@ class Progress:
     reader: threading.Thread | None = None
     num_left_out = 0
 
-    def __init__(self, loader: Any, *, reset: bool = False) -> None:
+    def __init__(self, loader: Loader, *, reset: bool = False) -> None:
         """Begin an epoch, or continue one if the loader has loaded a state.
 
         Args:
@@ -384,7 +385,7 @@ class Progress:
             self.num_delivered = self.order.num_yielded
             self.order.drop_states(self.num_delivered)
 
-    def position(self, loader: Any) -> Callable[[], dict[str, Any]]:
+    def position(self, loader: Loader) -> Callable[[], dict[str, Any]]:
         """Return a function that returns the state from which the next batch is read.
 
         Note: [positions]. A `PreDataLoader` asks for a position with each batch, and
@@ -427,7 +428,7 @@ class Progress:
         errors = self.errors, len(self.errors)
         return partial(self._state_at, found, errors, shared, generators)
 
-    def _fixed_state(self, loader: Any) -> dict[str, Any] | None:
+    def _fixed_state(self, loader: Loader) -> dict[str, Any] | None:
         """Return the state outside of an epoch and before its first batch, or None."""
         if self.finished:
             return state_between_epochs(loader, self)

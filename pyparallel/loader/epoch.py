@@ -13,7 +13,7 @@ import pickle
 import sys
 from collections import deque
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from torch.utils.data import IterableDataset, dataloader
@@ -31,6 +31,7 @@ from ..workers.processes import ProcessWorkers
 from ._batch_receiver import BatchReceiver
 from ._progress import Progress
 from ._random_state import SampleTask
+from .arguments import Loader
 from .errors import dead_worker_error, raise_error
 from .fetchers import Source
 from .messages import BatchProgram, Facts, unpack_answer
@@ -50,36 +51,6 @@ _IDLE_SECONDS = 60.0
 _WITHOUT_TENSORS = frozenset((int, float, bool, str, bytes, type(None)))
 #: The globals of torch's methods. Methods of other libraries have other globals.
 _TORCH_GLOBALS = vars(dataloader)
-
-
-class Loader(Protocol):
-    """The arguments and attributes of a ``DataLoader`` that its iterator reads."""
-
-    dataset: Any
-    num_workers: int
-    prefetch_factor: int | None
-    collate_fn: Any
-    drop_last: bool
-    timeout: float
-    worker_init_fn: Any
-    multiprocessing_context: Any
-    generator: torch.Generator | None
-    pin_memory: bool
-    pin_memory_device: str
-    persistent_workers: bool
-    in_order: bool
-    _receiver: BatchReceiver
-    _loaded: dict[str, Any] | None
-    _progress: Progress | None
-
-    @property
-    def _auto_collation(self) -> bool: ...
-
-    @property
-    def _index_sampler(self) -> Any: ...
-
-    def preflight(self) -> list[Any]:
-        """Return limits of the machine that are too low."""
 
 
 class Stopped(Exception):
@@ -115,7 +86,7 @@ class Epoch(LoaderIter):
     _pins_ring = False
     _is_stopped: Callable[[], bool]
 
-    def __init__(self, loader: Any) -> None:
+    def __init__(self, loader: Loader) -> None:
         if loader.num_workers:
             check_workers_are_processes(loader)  # the context may be another one now
         self._receiver: BatchReceiver = loader._receiver
@@ -151,7 +122,7 @@ class Epoch(LoaderIter):
             self._meter.add(sample_errors=len(progress.errors))
         loader._progress, loader._loaded = progress, None
 
-    def _choose_pinning(self, loader: Any) -> None:
+    def _choose_pinning(self, loader: Loader) -> None:
         """Pin batches where torch does, with its warnings."""
         if loader.pin_memory and loader.pin_memory_device:
             warn(
@@ -172,12 +143,12 @@ class Epoch(LoaderIter):
         device = found.type if self._pin_memory and found is not None else None
         self._pin_memory_device = device
 
-    def _prepare_ring(self, loader: Any) -> None:
+    def _prepare_ring(self, loader: Loader) -> None:
         """Create the ring, or use that of the last epoch."""
         if not self._has_workers:
             return
         receiver, self._pid = self._receiver, os.getpid()
-        self._ring = receiver.ring_for(self._num_workers, self._prefetch_factor)
+        self._ring = receiver.ring_for(self._num_workers, self._prefetch_factor or 2)
         if receiver.is_new:
             receiver.is_new = False
             for finding in filter(operator.attrgetter("warns"), loader.preflight()):
@@ -190,7 +161,7 @@ class Epoch(LoaderIter):
                 self._ring.pin(pinner)
                 self._pins_ring = True
 
-    def _start_workers(self, loader: Any) -> None:
+    def _start_workers(self, loader: Loader) -> None:
         progress = self._progress
         seeds = progress.seeds_samples
         source = Source(
@@ -228,7 +199,7 @@ class Epoch(LoaderIter):
             self._unpin_ring()
             raise
 
-    def _reset(self, loader: Any, first_iter: bool = False) -> None:
+    def _reset(self, loader: Loader, first_iter: bool = False) -> None:
         """Begin the next epoch of persistent workers, by torch's name."""
         self._pool.is_whole = False
         self._progress = loader._progress = Progress(loader, reset=True)
@@ -240,10 +211,10 @@ class Epoch(LoaderIter):
         self._num_yielded = 0
         self._pool.is_whole = True
 
-    def _begin(self, loader: Any, first_worker: int) -> None:
+    def _begin(self, loader: Loader, first_worker: int) -> None:
         if self._has_workers:
             self._sampler_iter = self._progress.indices()
-        self._IterableDataset_len_called = loader._IterableDataset_len_called
+        self._IterableDataset_len_called = vars(loader)["_IterableDataset_len_called"]
         self._turn = first_worker
         self._active = [True] * max(self._num_workers, 1)
         self._num_sent = 0  # of this epoch

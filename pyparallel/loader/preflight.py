@@ -21,6 +21,7 @@ import torch
 
 from ..core.errors import BatchTypeError
 from ..core.text import nbytes_text
+from .arguments import Loader
 
 #: The size of /dev/shm in a Docker container by default.
 DOCKER_SHM_NBYTES = 64 << 20
@@ -283,13 +284,13 @@ def num_cores() -> int:
     return allowed if quota is None else max(1, min(allowed, math.ceil(quota)))
 
 
-def start_method_of(loader: Any) -> str:
+def start_method_of(loader: Loader) -> str:
     """Return the start method of a loader's workers, without fixing the default."""
     context = loader.multiprocessing_context
     return context.get_start_method() if context else default_start_method()
 
 
-def check_workers_are_processes(loader: Any) -> None:
+def check_workers_are_processes(loader: Loader) -> None:
     """Raise ``BatchTypeError`` if the context of a loader would start threads.
 
     Workers replace functions of torch in their process. In a thread they would replace

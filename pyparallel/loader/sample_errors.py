@@ -30,6 +30,7 @@ from ..core.errors import (
 )
 from ..core.torch_private import ExceptionWrapper
 from ._random_state import IndexKindError, SampleTask, sample_key
+from .arguments import Loader
 from .errors import is_death_report, wrap_exception
 from .tracebacks import format_indices, message_of, rank_text
 
@@ -77,7 +78,7 @@ class Failure(NamedTuple):
     cause: Exception | ExceptionWrapper
 
 
-def check_policy(loader: Any) -> None:
+def check_policy(loader: Loader) -> None:
     """Raise an error if the arguments of a loader do not fit its ``on_error``."""
     mode, dataset = loader.on_error, loader.dataset
     if mode not in MODES:
@@ -118,7 +119,7 @@ def _length(dataset: Any) -> int | None:
         return None
 
 
-def _draws_from_subset(loader: Any) -> bool:
+def _draws_from_subset(loader: Loader) -> bool:
     samplers = (loader.sampler, getattr(loader.batch_sampler, "sampler", None))
     return any(isinstance(sampler, SubsetRandomSampler) for sampler in samplers)
 
@@ -133,7 +134,7 @@ class ErrorPolicy:
         failures: the errors that have not been sent to the parent.
     """
 
-    def __init__(self, loader: Any) -> None:
+    def __init__(self, loader: Loader) -> None:
         self.failures: list[Failure] = []
         self._max_errors: int = loader.max_errors
         self._replaces = loader.on_error == "replace"

@@ -24,6 +24,7 @@ from ._loader_state import (
 )
 from ._progress import Progress
 from ._state_format import decode, encode
+from .arguments import Loader
 from .sample_errors import SampleError
 
 
@@ -83,11 +84,11 @@ class StatefulLoader:
         state = self._loaded
         if state is not None and state["epoch"] is None:
             # The user may have called set_epoch() since.
-            state = {**state, "epochs": find_epochs(ordering_parts(self))}
+            state = {**state, "epochs": find_epochs(ordering_parts(self._loader))}
         elif state is None and progress is None:
-            state = state_between_epochs(self, None)
+            state = state_between_epochs(self._loader, None)
         elif state is None and progress is not None:
-            return progress.position(self)
+            return progress.position(self._loader)
         found: dict[str, Any] = state or {}
         return lambda: found
 
@@ -128,15 +129,21 @@ class StatefulLoader:
             self._states_wanted = True
             if loaded["epoch"] is None:
                 # Now, because the user may call set_epoch() before iter().
-                restore_epochs(self, loaded["epochs"])
+                restore_epochs(self._loader, loaded["epochs"])
             self._has_loaded = True
-        self._epochs_seen = find_epochs(ordering_parts(self))
+        self._epochs_seen = find_epochs(ordering_parts(self._loader))
         self._iterator: Any = None  # its persistent workers are at another position
         self._progress = None
         self._loaded = loaded
 
+    @property
+    def _loader(self) -> Loader:
+        own: Any = self
+        loader: Loader = own
+        return loader
+
     def _must_be_resumable(self, method: str) -> None:
-        loader: Any = self
+        loader = self._loader
         if loader.num_workers and not loader.in_order:
             raise RuntimeError(
                 f"DataLoader.{method} must know the order of batches, but the loader "
@@ -150,13 +157,14 @@ class StatefulLoader:
             )
 
 
-def check_state(loader: Any, saved: Any) -> dict[str, Any] | None:
+def check_state(stateful: StatefulLoader, saved: Any) -> dict[str, Any] | None:
     """Return the decoded state, None for ``{}``, and change nothing.
 
     Raises:
         Exception: the errors of `StatefulLoader.load_state_dict`.
     """
-    loader._must_be_resumable("load_state_dict")
+    stateful._must_be_resumable("load_state_dict")
+    loader = stateful._loader
     if isinstance(saved, dict) and not saved:
         return None
     where = "DataLoader.load_state_dict: the state must"

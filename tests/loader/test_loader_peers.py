@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ import torch.utils.data
 from pyparallel import DataLoader, PreDataLoader, SizeBatcher, SizeBatchSampler
 
 try:
+    import lightning
     from accelerate.data_loader import (
         BatchSamplerShard,
         prepare_data_loader,
@@ -224,3 +226,84 @@ def test_transforms_with_generators_of_their_own_are_seeded(library: str) -> Non
     resumed_loader = make(0)
     resumed_loader.load_state_dict(begun.state_dict())
     assert read(resumed_loader) == expected[1:]
+
+
+class Model(lightning.LightningModule):
+    """A line, which records the batches of its steps."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.line = torch.nn.Linear(1, 1)
+        self.seen: list[list[float]] = []
+
+    def training_step(self, batch: torch.Tensor) -> torch.Tensor:
+        self.seen.append(batch.tolist())
+        return self.line(batch.float()[:, None]).sum()
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), 0.01)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("persistent", [False, True])
+def test_lightning_trains_with_workers(persistent: bool, tmp_path: Path) -> None:
+    loader = DataLoader(range(6), 2, num_workers=2, persistent_workers=persistent)
+    model = Model()
+    lightning.Trainer(
+        max_epochs=2,
+        accelerator="cpu",
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        default_root_dir=tmp_path,
+    ).fit(model, loader)
+    assert model.seen == [[0, 1], [2, 3], [4, 5]] * 2
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_transformers_trains_with_workers(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    seen = []
+
+    class Line(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.line = torch.nn.Linear(1, 1)
+
+        def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+            seen.append(x[:, 0].tolist())
+            return {"loss": self.line(x).sum()}
+
+    rows = [{"x": torch.tensor([float(i)])} for i in range(6)]
+
+    class Trainer(transformers.Trainer):  # type: ignore[misc]
+        def get_train_dataloader(self) -> Any:
+            loader = DataLoader(rows, 2, num_workers=2)
+            return self.accelerator.prepare(loader)
+
+    arguments = transformers.TrainingArguments(
+        output_dir=str(tmp_path),
+        num_train_epochs=2,
+        use_cpu=True,
+        report_to=[],
+        save_strategy="no",
+        disable_tqdm=True,
+    )
+    Trainer(model=Line(), args=arguments, train_dataset=rows).train()
+    assert seen == [[0, 1], [2, 3], [4, 5]] * 2
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_monai_reads_with_its_own_class_in_ours() -> None:
+    data = pytest.importorskip("monai.data")
+    images = data.CacheDataset(
+        [{"image": data.MetaTensor(torch.full((1, 99, 99), i))} for i in range(4)],
+        transform=lambda row: row,
+        num_workers=0,
+        progress=False,
+    )
+    loader = DataLoader(images, 2, num_workers=2, collate_fn=data.list_data_collate)
+    batches = [batch["image"] for batch in data.ThreadBuffer(loader)]
+    assert [type(batch) for batch in batches] == [data.MetaTensor] * 2
+    assert [batch.unique().tolist() for batch in batches] == [[0, 1], [2, 3]]
