@@ -152,8 +152,8 @@ class StatefulLoader:
         if isinstance(loader.dataset, IterDataPipe | MapDataPipe):
             raise TypeError(
                 f"DataLoader.{method} must have a Dataset or an IterableDataset, but "
-                f"has a DataPipe ({type(loader.dataset).__name__}), which torch's own "
-                f"iterator reads. Wrap it in a dataset."
+                "has a DataPipe, which torch's own iterator reads. Wrap it in an "
+                "IterableDataset."
             )
 
 

@@ -666,5 +666,5 @@ def test_batches_out_of_order_and_datapipes_have_no_state() -> None:
     assert DataLoader(resumed.Numbers(4), in_order=False).state_dict()
     loader = DataLoader(IterableWrapper(range(4)), 2)
     assert [batch.tolist() for batch in loader] == [[0, 1], [2, 3]]
-    with pytest.raises(TypeError, match="has an IterDataPipe"):
+    with pytest.raises(TypeError, match="has a DataPipe"):
         loader.state_dict()
