@@ -24,7 +24,7 @@ from hashlib import blake2b
 from typing import Any, NamedTuple
 
 import torch
-from torch.utils.data import IterableDataset, get_worker_info
+from torch.utils.data import IterableDataset, MapDataPipe, get_worker_info
 
 from ..core.errors import BatchTypeError, type_name
 
@@ -154,10 +154,11 @@ class IndexKindError(BatchTypeError):
 
 def check_sample_seeds(dataset: Any) -> None:
     """Raise ``TypeError`` if the samples of a dataset have no indices."""
-    if isinstance(dataset, IterableDataset):
+    if isinstance(dataset, IterableDataset | MapDataPipe):
+        kind = "iterable" if isinstance(dataset, IterableDataset) else "a DataPipe"
         raise BatchTypeError(
             "DataLoader: with sample_seeds=True dataset must be map-style, so that "
-            f"each sample has an index, but is iterable ({type_name(dataset)}). Draw "
+            f"each sample has an index, but is {kind} ({type_name(dataset)}). Draw "
             "from a generator that the dataset keeps in its state_dict."
         )
     try:

@@ -71,7 +71,8 @@ class DataLoader(TorchLoader[_T_co], StatefulLoader):
     use. Tensors of a batch that shared memory with each other no longer do.
 
     Args:
-        dataset: as in torch. So are all arguments that are not described here.
+        dataset: as in torch. So are all arguments that are not described here. torch's
+            own iterators read a ``DataPipe``, without the features of this class.
         ring_slabs: the number of slabs. Every batch that is prepared, sent or in use
             needs one. 0 disables the ring. None: the number of batches that workers
             prepare, and 6 more.

@@ -81,6 +81,7 @@ class Epoch(LoaderIter):
     torch's class is a base for ``isinstance`` alone: nothing of it runs.
     """
 
+    _has_workers = False
     _pool: Any = None
     _ring: Any = None
     _pins_ring = False
@@ -362,7 +363,8 @@ class Epoch(LoaderIter):
                 )
                 return found
             except Woken:
-                continue
+                if self._pool.has_lost():  # closed by another thread
+                    raise Stopped from None
             except TimeoutError:
                 self._handle_late()
             except WorkerDied as death:
@@ -545,9 +547,10 @@ class Epoch(LoaderIter):
 
     def _shutdown_workers(self) -> None:
         """End the workers, by torch's name: Lightning and composer call it."""
-        if self._pool is None or not self._has_workers or self._pid != os.getpid():
+        if not self._has_workers or self._pid != os.getpid():
             return  # or the workers belong to the parent of this fork
-        self._pool.close()
+        if self._pool is not None:
+            self._pool.close()
         if self._ring is not None and self._ring.created_here:
             for worker in range(self._num_workers):
                 self._ring.reclaim(self._first_holder + worker)

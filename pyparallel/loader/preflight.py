@@ -25,11 +25,11 @@ from .arguments import Loader
 
 #: The size of /dev/shm in a Docker container by default.
 DOCKER_SHM_NBYTES = 64 << 20
-# Files that torch's iterator opens in the parent, measured with 1 to 8 workers and all
-# start methods: 4 pipe ends for each worker, and up to 3 more. The ring opens 2. A
-# batch outside the ring opens 1 while it arrives.
-FILES_PER_WORKER = 4
-MORE_FILES = 6
+# Files that an iterator opens in the parent, measured with 1 to 8 workers and all start
+# methods: 3 for each worker, 4 for all of them, and 2 for the ring. A batch outside the
+# ring opens 1 while it arrives.
+FILES_PER_WORKER = 3
+MORE_FILES = 7
 _CAP_IPC_LOCK = 14
 # Files of a control group: its limit, its usage, and the cached part in memory.stat.
 _GROUP_V1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")

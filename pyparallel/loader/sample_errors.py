@@ -15,6 +15,7 @@ import torch
 from torch.utils.data import (
     IterableDataset,
     IterDataPipe,
+    MapDataPipe,
     SubsetRandomSampler,
     get_worker_info,
 )
@@ -89,10 +90,11 @@ def check_policy(loader: Loader) -> None:
     check_int(loader.max_errors, 0, "DataLoader: max_errors")
     if mode == "raise":
         return
-    if isinstance(dataset, IterDataPipe):
+    if isinstance(dataset, IterDataPipe | MapDataPipe):
         raise BatchTypeError(
             f"DataLoader: with on_error={mode!r} dataset must be a Dataset or an "
-            "IterableDataset, but is an IterDataPipe. Wrap it in an IterableDataset."
+            "IterableDataset, but is a DataPipe, which torch's own iterator reads. "
+            "Wrap it in an IterableDataset."
         )
     if isinstance(dataset, IterableDataset):
         if mode == "skip" and inspect.isgeneratorfunction(type(dataset).__iter__):

@@ -754,8 +754,8 @@ REFUSED: dict[str, dict[str, Any]] = {
         "dataset": Stream(2, set()),
         "on_error": "replace",
     },
-    "with on_error='skip' dataset must be a Dataset or an IterableDataset, but is an "
-    "IterDataPipe. Wrap it in an IterableDataset.": {
+    "with on_error='skip' dataset must be a Dataset or an IterableDataset, but is a "
+    "DataPipe, which torch's own iterator reads. Wrap it in an IterableDataset.": {
         "dataset": IterableWrapper([1]),
         "on_error": "skip",
     },

@@ -35,7 +35,6 @@ import torch
 from prefetch_loaders import num_fds, prefetch_threads
 from process_resources import memfds, shared_names
 from soak_faults import IN_WORKERS, Collating, Faults, Planned, Scenes, is_right
-from torch.utils.data import _utils
 
 import pyparallel
 
@@ -267,19 +266,6 @@ def let_go_on() -> None:
         time.sleep(0.25)
 
 
-def report_while_waiting(number: int, frame: Any) -> None:
-    """Let torch report dead workers only while the program waits for them.
-
-    Its handler raises between any two instructions, also after a batch is returned and
-    before it is counted.
-    """
-    while frame is not None:
-        if frame.f_code.co_name == "_try_get_data":
-            _utils.signal_handling._error_if_any_worker_fails()
-            return
-        frame = frame.f_back
-
-
 def give_up(number: int, frame: Any) -> None:
     faulthandler.dump_traceback(all_threads=True)
     raise HungError
@@ -288,11 +274,7 @@ def give_up(number: int, frame: Any) -> None:
 def prepare() -> None:
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
-    # As in a loader in a thread: torch reports it after five seconds.
-    _utils.MP_STATUS_CHECK_INTERVAL = 0.5
     threading.Thread(target=let_go_on, daemon=True).start()
-    _utils.signal_handling._set_SIGCHLD_handler()
-    signal.signal(signal.SIGCHLD, report_while_waiting)
     signal.signal(signal.SIGALRM, give_up)
     torch.multiprocessing.set_forkserver_preload(["torch", "soak_faults"])
     for prefetching in (False, True):  # the first loader starts processes that persist
