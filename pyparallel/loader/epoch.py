@@ -81,7 +81,7 @@ class Epoch(LoaderIter):
     torch's class is a base for ``isinstance`` alone: nothing of it runs.
     """
 
-    _has_workers = False
+    _has_workers = _is_closed = False
     _pool: Any = None
     _ring: Any = None
     _pins_ring = False
@@ -363,7 +363,7 @@ class Epoch(LoaderIter):
                 )
                 return found
             except Woken:
-                if self._pool.has_lost():  # closed by another thread
+                if self._is_closed:  # by another thread
                     raise Stopped from None
             except TimeoutError:
                 self._handle_late()
@@ -549,6 +549,7 @@ class Epoch(LoaderIter):
         """End the workers, by torch's name: Lightning and composer call it."""
         if not self._has_workers or self._pid != os.getpid():
             return  # or the workers belong to the parent of this fork
+        self._is_closed = True
         if self._pool is not None:
             self._pool.close()
         if self._ring is not None and self._ring.created_here:
