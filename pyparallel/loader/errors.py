@@ -17,6 +17,8 @@ from ..workers import deaths
 from ..workers.interface import WorkerDied
 from .tracebacks import format_indices, hide_frames, message_of, rank_text
 
+#: The first line of a traceback.
+_HEADER = "Traceback (most recent call last):\n"
 #: The most batches that a message lists.
 _MAX_SHOWN = 8
 #: The start of `dead_worker_error`.
@@ -40,11 +42,13 @@ def wrap_exception(where: str, location: str = "") -> ExceptionWrapper:
     kind, error, trace = sys.exc_info()
     if error is not None:
         hide_frames(error)
-        trace = error.__traceback__ or trace  # torch's text has a traceback
+        trace = error.__traceback__
     rank = rank_text()
     where = f"{where} ({rank})" if rank else where
     where = f"{where}, {location}" if location else where
     wrapper = ExceptionWrapper((kind, error, trace), where)
+    if _HEADER not in wrapper.exc_msg:  # all frames were this package's
+        wrapper.exc_msg = _HEADER + wrapper.exc_msg
     try:
         ForkingPickler.dumps(wrapper)
     except Exception:  # such as a class that a function defines

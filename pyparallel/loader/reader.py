@@ -161,7 +161,9 @@ class Reader:
             padding.stacked_nbytes,
             padding.padding_nbytes,
         )
-        kind = LEFT_OUT if batch is NO_SAMPLES else BATCH
+        kind = BATCH
+        if batch is NO_SAMPLES:
+            kind, batch = LEFT_OUT, None
         return Answer(kind, batch, self._take_failures(), self._report(), figures)
 
     def _locate(self, error: BaseException) -> str:
