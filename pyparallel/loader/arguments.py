@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import torch
-
-if TYPE_CHECKING:
-    from ._batch_receiver import BatchReceiver
-    from ._progress import Progress
 
 
 class Loader(Protocol):
@@ -36,8 +32,9 @@ class Loader(Protocol):
     max_errors: int
     replay_dataset: bool
 
-    _receiver: BatchReceiver
-    _progress: Progress | None
+    # A `BatchReceiver` and a `Progress`, whose modules import this one.
+    _receiver: Any
+    _progress: Any
     _loaded: dict[str, Any] | None
     _has_loaded: bool
     _epochs_seen: Mapping[str, int]
