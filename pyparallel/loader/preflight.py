@@ -293,8 +293,8 @@ def start_method_of(loader: Loader) -> str:
 def check_workers_are_processes(loader: Loader) -> None:
     """Raise ``BatchTypeError`` if the context of a loader would start threads.
 
-    Workers replace functions of torch in their process. In a thread they would replace
-    those of the whole program.
+    Workers set the seeds of their process and replace a function of torch in it. In a
+    thread they would do so for the whole program.
     """
     if loader.num_workers == 0:
         return

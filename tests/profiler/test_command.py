@@ -51,7 +51,7 @@ def _nothing_stays():
     yield
     assert VARIABLE not in os.environ
     methods = [getattr(cls, name) for cls, name in hooks.replaced_methods()]
-    assert len(methods) == 6
+    assert len(methods) == 8
     assert not [method for method in methods if hasattr(method, "__wrapped__")]
     assert "__setattr__" not in vars(LoaderIter)
     assert tracing.span("pyparallel.step") is tracing.span("pyparallel.wait")
