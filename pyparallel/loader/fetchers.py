@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import functools
+import time
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 from torch.utils.data import Subset
 
+from ..core.cpu_time import cpu_seconds
 from ._dataset_state import DatasetTracker
 from ._random_state import (
     SampleTask,
@@ -17,7 +19,7 @@ from ._random_state import (
     sample_key,
     seed_all,
 )
-from .sample_errors import ErrorPolicy
+from .sample_errors import NO_SAMPLES, ErrorPolicy
 from .tracebacks import Indices, format_indices, locate_in_batch
 
 
@@ -53,16 +55,39 @@ class Source(NamedTuple):
     seeds: bool | Callable[[int], Any]
 
 
-class MapFetcher:
-    """Reads the batches of a map-style dataset.
+class _Fetcher:
+    """The part of both fetchers that makes a batch.
 
-    Args:
-        source: the dataset and its arguments.
-        collate_fn: makes a batch.
+    Attributes:
+        collate_fn: makes a batch of samples.
+        collate_start: the wall clock and the CPU clock when the samples were complete.
     """
 
-    def __init__(self, source: Source, collate_fn: Callable[[Any], Any]) -> None:
-        self.collate_fn = collate_fn
+    collate_start = (0.0, 0.0)
+
+    def __init__(self, source: Source) -> None:
+        self.collate_fn = source.collate_fn
+
+    def locate(self, error: BaseException) -> str:
+        """Return the samples of an error of the last batch, as a text."""
+        raise NotImplementedError
+
+    def _collate(self, samples: Any) -> Any:
+        """Return a batch. ``StopIteration`` would look like the end of the data."""
+        self.collate_start = time.perf_counter(), cpu_seconds()
+        if samples is NO_SAMPLES:
+            return samples
+        try:
+            return self.collate_fn(samples)
+        except (StopIteration, GeneratorExit) as error:
+            raise early_end("collate_fn", error, self.locate(error)) from error
+
+
+class MapFetcher(_Fetcher):
+    """Reads the batches of a map-style dataset."""
+
+    def __init__(self, source: Source) -> None:
+        super().__init__(source)
         self._dataset, self._policy = source.dataset, source.policy
         self._auto_collation = source.auto_collation
         self._has_keys, self._seeds = source.has_keys, source.seeds
@@ -77,7 +102,7 @@ class MapFetcher:
 
     def fetch(self, task: Any) -> Any:
         """Return the batch of a task."""
-        return self.collate_fn(self.read(task))
+        return self._collate(self.read(task))
 
     def read(self, task: Any) -> Any:
         """Return the samples of a task, or `NO_SAMPLES`."""
@@ -143,16 +168,11 @@ class MapFetcher:
         return f"at index {format_indices(indices)}"  # maybe of a slice
 
 
-class IterableFetcher:
-    """Reads the batches of an iterable dataset, one epoch of it.
+class IterableFetcher(_Fetcher):
+    """Reads the batches of an iterable dataset, one epoch of it."""
 
-    Args:
-        source: the dataset and its arguments.
-        collate_fn: makes a batch.
-    """
-
-    def __init__(self, source: Source, collate_fn: Callable[[Any], Any]) -> None:
-        self.collate_fn = collate_fn
+    def __init__(self, source: Source) -> None:
+        super().__init__(source)
         self._auto_collation, self._drop_last = source.auto_collation, source.drop_last
         tracker: Any = source.tracker
         self._samples, self._ended = tracker.open(), False
@@ -184,7 +204,7 @@ class IterableFetcher:
                 raise StopIteration
         first, self._num_read = self._num_read, self._num_read + self._num_last
         self._last, self._num_last = range(first, self._num_read), None
-        return self.collate_fn(samples)
+        return self._collate(samples)
 
     def restore(self) -> None:
         """Do nothing: samples have no seeds."""

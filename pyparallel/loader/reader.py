@@ -71,7 +71,6 @@ class Reader:
         self._epoch = 0
         self._fetcher: MapFetcher | IterableFetcher
         self._start_error: BaseException | None = None
-        self._collate_start = (0.0, 0.0)
 
     def start(self, worker: int) -> None:
         """Prepare a worker: threads of torch, seeds, the worker info, the user's init.
@@ -113,13 +112,13 @@ class Reader:
         """Restore the dataset, and begin its first epoch."""
         tracker = self._source.tracker
         if tracker is not None:
-            read_again = MapFetcher(self._source, self.collate).read
+            read_again = MapFetcher(self._source).read
             tracker.enter(worker, read_again)
         self._begin_epoch()
 
     def _begin_epoch(self) -> None:
         make = IterableFetcher if self._source.is_iterable else MapFetcher
-        self._fetcher = make(self._source, self.collate)
+        self._fetcher = make(self._source)
 
     def run(self, task: Task) -> Answer:
         """Return the batch of a task, its error, or the end of an iterable dataset.
@@ -152,7 +151,10 @@ class Reader:
             raise
         finally:
             self._fetcher.restore()
-        end, (collate_start, collate_cpu) = time.perf_counter(), self._collate_start
+        end, (collate_start, collate_cpu) = (
+            time.perf_counter(),
+            self._fetcher.collate_start,
+        )
         figures = Figures(
             collate_start - start,
             end - collate_start,
@@ -181,13 +183,3 @@ class Reader:
     def _take_failures(self) -> tuple[Any, ...]:
         policy = self._source.policy
         return () if policy is None else policy.take_failures()
-
-    def collate(self, samples: Any) -> Any:
-        """Return a batch. ``StopIteration`` would look like the end of the data."""
-        self._collate_start = time.perf_counter(), cpu_seconds()
-        if samples is NO_SAMPLES:
-            return samples
-        try:
-            return self._source.collate_fn(samples)
-        except (StopIteration, GeneratorExit) as error:
-            raise early_end("collate_fn", error, self._locate(error)) from error
