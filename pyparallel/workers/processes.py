@@ -17,10 +17,12 @@ import os
 import pickle
 import select
 import socket
+import sys
 import threading
 import time
 import weakref
 from collections import deque
+from collections.abc import Callable
 from multiprocessing import connection, process
 from typing import Any
 
@@ -395,8 +397,9 @@ class ProcessWorkers(Workers):
         for each in started:
             each._popen.close()  # its descriptors; its exit code stays
 
-    def __del__(self) -> None:
-        if hasattr(self, "_by_descriptor"):
+    def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
+        # Later, the globals of this module are gone: the argument is not one of them.
+        if not is_finalizing() and hasattr(self, "_by_descriptor"):
             self.close()
 
 
