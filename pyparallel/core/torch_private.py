@@ -52,6 +52,7 @@ __all__ = [
     "new_shared",
     "num_dispatch_modes",
     "num_function_modes",
+    "numpy_seed",
     "outside_autocast",
     "pin_memory",
     "pytree",
@@ -60,6 +61,7 @@ __all__ = [
     "saved_tensor_hooks",
     "seed_locks",
     "set_grad_enabled",
+    "set_worker_info",
     "use_count",
     "version_of",
     "will_execute",
@@ -376,6 +378,20 @@ def is_profiling() -> bool:
     ``torch.autograd._profiler_enabled`` only reports the profiler of its own thread.
     """
     return bool(_profiler.get("_is_profiler_enabled", True))
+
+
+def numpy_seed(base_seed: int, worker: int) -> Any:
+    """Return the seed of NumPy in a worker, as torch's workers have it."""
+    untyped: Any = data_worker
+    return untyped._generate_state(base_seed, worker)
+
+
+def set_worker_info(worker: int, num_workers: int, seed: int, dataset: Any) -> None:
+    """Set the result of ``get_worker_info()`` in this process."""
+    untyped: Any = data_worker
+    untyped._worker_info = untyped.WorkerInfo(
+        id=worker, num_workers=num_workers, seed=seed, dataset=dataset
+    )
 
 
 def is_split_along_rows(nested: Any) -> bool:

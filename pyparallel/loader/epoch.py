@@ -346,11 +346,18 @@ class Epoch(LoaderIter):
             return 0, self._pool.receive(0, None)[1], None
         while True:
             number, packed = self._receive_packed()
-            # Also an answer that is dropped: this frees its slab.
-            answer, facts = unpack_answer(*packed)
-            if not self._stale[number]:
+            is_stale = self._stale[number] > 0
+            self._stale[number] -= is_stale
+            try:  # also if the answer is dropped: this frees its slab
+                answer, facts = unpack_answer(*packed)
+            except Exception:  # of the user's class
+                if is_stale:
+                    continue
+                self._forget_task(number)
+                self._pass_task()
+                raise
+            if not is_stale:
                 return number, answer, facts
-            self._stale[number] -= 1
 
     def _receive_packed(self) -> tuple[int, Any]:
         worker = self._window[0].worker if self._in_order else None
@@ -529,6 +536,11 @@ class Epoch(LoaderIter):
         """The processes, by torch's name."""
         found: list[Any] = self._pool.processes
         return found
+
+    @property
+    def _rcvd_idx(self) -> int:
+        """The number of batches that have passed, by torch's name."""
+        return self._num_passed
 
     def stop_if(self, is_stopped: Callable[[], bool] | None) -> None:
         """Let waits raise `Stopped` if a function returns True, None to undo it."""

@@ -10,7 +10,7 @@ import torch
 
 from ..batch.stack import PaddingCounter
 from ..core.cpu_time import cpu_seconds
-from ..core.torch_private import data_worker
+from ..core.torch_private import numpy_seed, set_worker_info
 from ._random_state import SampleTask
 from .fetchers import IterableFetcher, MapFetcher, Source, early_end
 from .sample_errors import NO_SAMPLES
@@ -91,10 +91,8 @@ class Reader:
         except ImportError:
             pass
         else:
-            np.random.seed(data_worker._generate_state(self._base_seed, worker))
-        data_worker._worker_info = data_worker.WorkerInfo(
-            id=worker, num_workers=source.num_workers, seed=seed, dataset=source.dataset
-        )
+            np.random.seed(numpy_seed(self._base_seed, worker))
+        set_worker_info(worker, source.num_workers, seed, source.dataset)
         try:
             if source.init is not None:
                 source.init(worker)

@@ -60,6 +60,8 @@ SCRIPTS = {
         # A device: max() pins memory, and a call of print() would be seen.
         "from types import SimpleNamespace\n"
         "lock = SimpleNamespace(pin=max, unpin=print, fence=print)\n"
+        "data = torch.ones(40, 9000)  # too large for a message\n"
+        "loader = DataLoader(data, 4, num_workers=1, persistent_workers=True)\n"
         "it = iter(loader)\n"
         "loader._receiver.ring.pin(lock)\n"
         "first = next(it)\n"
