@@ -60,6 +60,7 @@ class _Fetcher:
 
     Attributes:
         collate_fn: makes a batch of samples.
+        cpu_clock: returns the CPU time of this process.
         collate_start: the wall clock and the CPU clock when the samples were complete.
     """
 
@@ -67,6 +68,8 @@ class _Fetcher:
 
     def __init__(self, source: Source) -> None:
         self.collate_fn = source.collate_fn
+        # Finished child processes are counted in workers only: it takes a call more.
+        self.cpu_clock = cpu_seconds if source.num_workers else time.process_time
 
     def locate(self, error: BaseException) -> str:
         """Return the samples of an error of the last batch, as a text."""
@@ -74,7 +77,7 @@ class _Fetcher:
 
     def _collate(self, samples: Any) -> Any:
         """Return a batch. ``StopIteration`` would look like the end of the data."""
-        self.collate_start = time.perf_counter(), cpu_seconds()
+        self.collate_start = time.perf_counter(), self.cpu_clock()
         if samples is NO_SAMPLES:
             return samples
         try:

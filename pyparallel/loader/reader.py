@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 import torch
 
 from ..batch.stack import PaddingCounter
-from ..core.cpu_time import cpu_seconds
 from ..core.torch_private import numpy_seed, set_worker_info
 from ._random_state import SampleTask
 from .fetchers import IterableFetcher, MapFetcher, Source, early_end
@@ -127,7 +126,8 @@ class Reader:
         if self._start_error is not None:
             return Answer(ERROR, self._start_error)
         epoch, self.number, indices = task
-        start, cpu = time.perf_counter(), cpu_seconds()
+        cpu_clock, has_workers = self._fetcher.cpu_clock, self._source.num_workers > 0
+        start, cpu = time.perf_counter(), cpu_clock()
         try:
             if epoch != self._epoch:
                 self._epoch = epoch
@@ -143,7 +143,7 @@ class Reader:
         except BaseException as error:
             self._take_failures()  # of a batch that is not delivered
             location = self._locate(error)
-            if self._source.num_workers:
+            if has_workers:
                 return Answer(ERROR, error, location=location)
             add_note(error, location)
             raise
@@ -157,7 +157,7 @@ class Reader:
             collate_start - start,
             end - collate_start,
             collate_cpu - cpu,
-            cpu_seconds() - collate_cpu,
+            cpu_clock() - collate_cpu if has_workers else 0.0,  # the clock is slow
             padding.stacked_nbytes,
             padding.padding_nbytes,
         )

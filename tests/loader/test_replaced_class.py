@@ -27,7 +27,7 @@ def use(pyparallel, *workers):
         try:
             list(pyparallel.PreDataLoader(loader))
         except RuntimeError as error:
-            assert "an epoch must end with its sampler" in str(error), error
+            assert "only the sampler ends an epoch" in str(error), error
         else:
             raise AssertionError("the data set ended the epoch")
 
