@@ -85,7 +85,7 @@ class LoaderStats:
         nbytes: the bytes of the tensors in all batches.
         padding_nbytes: the bytes of padding in ``stacked_nbytes``.
         stacked_nbytes: the bytes of the tensors that `collate` or `pad_stack` stacked.
-        ring_hits: the number of batches that were sent in the ring.
+        ring_hits: the number of batches that were sent in the ring, or in the message.
         ring_misses: the number of batches that were allocated outside the ring.
         fetch_cpu_seconds: the CPU time in ``fetch_seconds``, of all threads. The rest
             is waiting for a disk, a network, another process or a core.

@@ -25,9 +25,7 @@ import torch
 from .. import backend
 from ..backend.plain import can_pack
 from ..core.errors import BatchValueError
-from ..core.torch_private import pin_memory
 from ..transfer import to_device
-from ..transfer.device import relaxed_here
 from . import memfd
 from . import ring as ring_module
 from .ring import Range, Slab
@@ -73,7 +71,6 @@ class Message(NamedTuple):
         unsupported: pickled tensors and storages that torch sends: those of a device,
             sparse and nested ones.
         miss: the reason why the batch is not in the ring, or None.
-        timings: measurements of the worker, which the loader adds.
     """
 
     location: (
@@ -91,7 +88,6 @@ class Message(NamedTuple):
     buffers: tuple[int, ...]
     unsupported: bytes | None
     miss: RingMiss | None
-    timings: Any = None
 
     @property
     def is_in_ring(self) -> bool:
@@ -128,17 +124,6 @@ class ReceivedBatch:
         if self._batch is _NOT_DESERIALIZED:
             self._batch = self._unpickle()
         return self._batch
-
-    def pin_memory(self, device: Any = None) -> ReceivedBatch:
-        """Deserialize the batch and pin its tensors, unless the slab is pinned.
-
-        The pinning thread of torch calls this.
-        """
-        batch = self.deserialize()
-        if not self.is_pinned or self._unsupported or self.message.buffers:
-            with relaxed_here():
-                self._batch = pin_memory(batch, device)
-        return self
 
     def _unpickle(self) -> Any:
         message = self.message
@@ -221,16 +206,6 @@ _REDUCERS: Any = ChainMap(
 )
 #: Smaller NumPy arrays are pickled with the batch.
 _SMALL_ARRAY = 4096
-
-
-class SerializedBatch:
-    """A message for a queue, which unpickles it as a `ReceivedBatch`."""
-
-    def __init__(self, message: Message) -> None:
-        self.message = message
-
-    def __reduce__(self) -> Any:
-        return ReceivedBatch, tuple(self.message)
 
 
 class LeafCollector:
@@ -361,28 +336,6 @@ class _Pickler(pickle.Pickler):
             if not value.flags.writeable:  # the receiver gets a writable copy
                 return value.copy("K").__reduce_ex__(5)
         return NotImplemented
-
-
-def serialize(batch: Any, slab: Slab | None, miss: RingMiss | None) -> Message:
-    """Write a batch into a slab, or into other shared memory, and return the message.
-
-    The message holds no reference to the batch or its tensors.
-
-    Args:
-        batch: any object that can be pickled.
-        slab: the slab to write into. It may already hold some tensors of the batch.
-            None: write into new shared memory.
-        miss: the reason why there is no slab, or None.
-
-    Raises:
-        ValueError: a tensor has an autograd graph.
-        RuntimeError: the system has no memory or no file descriptor left.
-        Exception: any error of pickling.
-    """
-    try:
-        return place(*collect(batch), slab, miss)
-    except (TypeError, ValueError):  # for example, a tensor is a conjugate view
-        return place(*collect(batch, trust=False), slab, miss)
 
 
 def collect(batch: Any, *, trust: bool = True) -> tuple[bytes, LeafCollector]:

@@ -216,3 +216,31 @@ def test_a_child_that_drops_its_copies_frees_nothing() -> None:
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     assert holders(loader).count(ring_module.PARENT) == 4
     assert same([batch[0, 0].item() for batch in batches], [0.0, 1.0, 2.0, 3.0])
+
+
+def failing(batch: list[torch.Tensor]) -> None:
+    kept = pyparallel.collate(batch)  # in a slab
+    raise ValueError(f"{kept.shape}")
+
+
+@pytest.mark.filterwarnings("error:.PP201")
+def test_an_error_after_an_allocation_frees_the_slab() -> None:
+    data = Numbers(4, (50, 1000))
+    options: Any = {"num_workers": 1, "collate_fn": failing, "ring_slabs": 1}
+    loader = pyparallel.DataLoader(data, **options)
+    batches = iter(loader)
+    for _ in range(4):
+        with pytest.raises(ValueError, match="1, 50, 1000"):
+            next(batches)
+    assert next(batches, None) is None
+    ring = loader._receiver.ring
+    assert ring is not None and ring.holders() == [ring_module.FREE]
+
+
+def test_large_batches_of_every_collate_function_use_the_ring() -> None:
+    """A reference to a batch in a frame of the worker would move it out, silently."""
+    for collate_fn in (None, pyparallel.collate, pyparallel.Collate(), list):
+        options: Any = {"num_workers": 1, "collate_fn": collate_fn}
+        loader = pyparallel.DataLoader(Numbers(8, (100, 500)), 2, **options)
+        assert len(list(loader)) == 4
+        assert (loader.stats().ring_hits, loader.stats().ring_misses) == (4, 0)

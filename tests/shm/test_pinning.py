@@ -14,13 +14,14 @@ from unittest.mock import Mock
 
 import pytest
 import torch
-from loader_sets import only
 from ring_workers import Worker
 
 import pyparallel
-from pyparallel.shm import pinning, serialization
+from pyparallel.shm import pinning
+from pyparallel.shm.messages import LazySlab, pack, unpack
 from pyparallel.shm.ring import FREE, PARENT, Ring
 from pyparallel.transfer import engine, to_device
+from pyparallel.workers import descriptors
 
 
 class Mark:
@@ -312,26 +313,14 @@ PINNED: dict[str, tuple[Any, bool]] = {
 
 @pytest.mark.parametrize("name", PINNED)
 @pytest.mark.parametrize("locks", [True, False])
-def test_torch_pins_tensors_outside_of_pinned_pages(
-    name: str, locks: bool, monkeypatch: pytest.MonkeyPatch
+def test_a_batch_is_pinned_if_all_its_bytes_are_in_pinned_pages(
+    name: str, locks: bool
 ) -> None:
-    calls: list[tuple[Any, Any]] = []
-
-    def pin_memory(batch: Any, device: Any) -> Any:  # torch's needs a device
-        calls.append((batch, device))
-        return ["pinned", batch]
-
-    monkeypatch.setattr(serialization, "pin_memory", pin_memory)
     ring = Ring(2, 1 << 20)
     if locks:
         ring.pin(Lock())
     batch, is_copied = copy.deepcopy(PINNED[name])  # torch may share its memory
-    received = Worker(ring, only).make([batch])
-    assert received.pin_memory("cuda") is received
-    opened = received.deserialize()
-    assert opened is received.deserialize()
-    if locks and not is_copied:
-        assert not calls
-    else:
-        assert [device for _, device in calls] == ["cuda"]
-        assert opened[0] == "pinned" and opened[1] is calls[0][0]
+    with descriptors.sending() as sent:
+        packed = pack([batch], LazySlab(ring, ring.new_holders(1), 0))
+    with descriptors.arriving(sent):
+        assert unpack(packed.body)[1] is (locks and not is_copied)

@@ -229,12 +229,12 @@ def test_a_tensor_that_a_worker_keeps_is_not_overwritten() -> None:
     samples = [torch.full((70_000,), 5.0)]
     first = worker.make(samples)
     assert first.message.miss is not None and first.message.miss.reason == "kept"
-    assert ring.holders() == [worker.collate._first_holder, FREE]
+    assert ring.holders() == [worker.holder, FREE]
     assert first.deserialize()["small"].tolist() == [7, 7, 7]
     second = worker.make(samples)
     assert second.message.miss is None
     assert second.deserialize()["other"].unique().tolist() == [5]
-    worker.collate.collate_fn = torch.stack
+    worker.collate_fn = torch.stack
     assert ring.holders()[0] == FREE
 
 
@@ -256,7 +256,7 @@ def test_no_byte_of_an_earlier_batch_can_be_reached(kept: bool, used: bool) -> N
             cache.append(made[0])
         return [*made[not used :], torch.ones(5, dtype=torch.uint8), torch.tensor(1.0)]
 
-    worker.collate.collate_fn = collate_fn
+    worker.collate_fn = collate_fn
     received = worker.make(None)
     batch = received.deserialize()
     assert received.message.is_in_ring is not kept

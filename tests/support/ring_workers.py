@@ -2,36 +2,45 @@
 
 from __future__ import annotations
 
+import pickle
 from typing import Any
 
 import torch
-from torch.utils.data import _utils
 
 from pyparallel import backend
-from pyparallel.loader._worker import WorkerCollate
+from pyparallel.batch import allocation
+from pyparallel.shm.messages import LazySlab, pack
 from pyparallel.shm.ring import Ring
 from pyparallel.shm.serialization import ReceivedBatch
+from pyparallel.workers import descriptors
 
 WORKER = 2
+
+
+def send(held: list[Any], lazy: LazySlab) -> ReceivedBatch:
+    """Pack a batch as a worker does, and receive it."""
+    with descriptors.sending() as sent:
+        packed = pack(held, lazy)
+    with descriptors.arriving(sent):
+        return ReceivedBatch(*pickle.loads(packed.body))
 
 
 class Worker:
     """Collate batches into a ring, like a worker."""
 
     def __init__(self, ring: Ring, collate_fn: Any) -> None:
-        self.collate = WorkerCollate(
-            collate_fn, ring, ring.new_holders(1), lambda: None
-        )
+        self.collate_fn = collate_fn
+        self.ring, self.holder = ring, ring.new_holders(1)
 
     def make(self, samples: Any) -> ReceivedBatch:
-        _utils.worker._worker_info = _utils.worker.WorkerInfo(
-            id=0, num_workers=1, seed=0, dataset=None
-        )
+        lazy = LazySlab(self.ring, self.holder, -1)
         try:
-            message = self.collate(samples).message
-        finally:
-            _utils.worker._worker_info = None
-        return ReceivedBatch(*message)
+            with allocation.allocate_from(lazy):
+                held = [self.collate_fn(samples)]
+        except BaseException:
+            lazy.release()
+            raise
+        return send(held, lazy)
 
 
 def whole(tensor: torch.Tensor) -> bytes:
