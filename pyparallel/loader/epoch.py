@@ -184,21 +184,14 @@ class Epoch(LoaderIter):
             return
         self._start_method = start_method_of(loader)
         context = loader.multiprocessing_context or torch.multiprocessing.get_context()
-        try:
-            self._pool = ProcessWorkers(
-                context,
-                BatchProgram(
-                    reader,
-                    self._ring,
-                    self._first_holder,
-                    # The ring is pinned. Pinning small tensors would cost more.
-                    inline_nbytes=0 if self._pins_ring else INLINE_NBYTES,
-                ),
-                self._num_workers,
-            )
-        except BaseException:
-            self._unpin_ring()
-            raise
+        program = BatchProgram(
+            reader,
+            self._ring,
+            self._first_holder,
+            # The ring is pinned. Pinning small tensors would cost more.
+            inline_nbytes=0 if self._pins_ring else INLINE_NBYTES,
+        )
+        self._pool = ProcessWorkers(context, program, self._num_workers)
 
     def _reset(self, loader: Loader, first_iter: bool = False) -> None:
         """Begin the next epoch of persistent workers, by torch's name."""
@@ -567,12 +560,6 @@ class Epoch(LoaderIter):
         if self._ring is not None and self._ring.created_here:
             for worker in range(self._num_workers):
                 self._ring.reclaim(self._first_holder + worker)
-        self._unpin_ring()
-
-    def _unpin_ring(self) -> None:
-        if self._pins_ring:
-            self._pins_ring = False
-            self._ring.unpin()
 
     def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
         """End the workers, unless exit handlers of the interpreter have done so.

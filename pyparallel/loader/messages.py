@@ -66,6 +66,8 @@ class BatchProgram:
     def start(self, worker: int) -> None:
         """Prepare the worker."""
         self._worker, self._holder = worker, self._holder + worker
+        if self._ring is not None:
+            self._ring = self._ring.mapped_here()
         self._packs = memfd.is_supported()
         self._core_wait = CoreWait()
         self._core_waited = self._core_wait.seconds()
