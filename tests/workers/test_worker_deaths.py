@@ -170,7 +170,7 @@ def test_a_death_is_known_by_its_exit_code_alone() -> None:
         child = value_of(workers.receive(0, 60)[1])
         workers.send(0, ("kill", signal.SIGKILL))
         with pytest.raises(WorkerDied) as caught:
-            workers.receive(0, 60)
+            workers.receive(0, 20)
         assert caught.value.code == -signal.SIGKILL and is_running(child)
         os.kill(child, signal.SIGKILL)
 
