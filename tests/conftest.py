@@ -115,13 +115,27 @@ def forked() -> Iterator[None]:
     multiprocessing.set_start_method(before, force=True)
 
 
+@pytest.fixture(params=["torch", "ours"])
+def loader(request: pytest.FixtureRequest) -> Any:
+    """Return a function that makes loaders of one class."""
+    import prefetch_loaders
+
+    return functools.partial(prefetch_loaders.loader, kind=request.param)
+
+
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Allow a prefetch thread half a minute to end without a warning."""
+    """Allow a prefetch thread half a minute to end without a warning; torch a minute.
+
+    A busy machine keeps this limit; torch alone would exceed it.
+    """
     from pyparallel.prefetch import _thread, iterator
 
     stop = functools.partial(_thread.stop, seconds=30)
     monkeypatch.setattr(iterator, "stop", stop)
+    monkeypatch.setattr(torch.utils.data._utils, "MP_STATUS_CHECK_INTERVAL", 60.0)
+    of_torch: Any = torch.utils.data.dataloader._MultiProcessingDataLoaderIter
+    monkeypatch.setattr(of_torch._try_get_data, "__defaults__", (60.0,))
 
 
 def _on(name: str) -> bool:

@@ -38,6 +38,7 @@ __all__ = [
     "dense_parts",
     "flattened_in",
     "foreach_copy",
+    "forget_workers",
     "ignored_by_ddp",
     "in_forward_ad",
     "innermost_transform",
@@ -378,6 +379,17 @@ def is_profiling() -> bool:
     ``torch.autograd._profiler_enabled`` only reports the profiler of its own thread.
     """
     return bool(_profiler.get("_is_profiler_enabled", True))
+
+
+def forget_workers(iterator: Any) -> None:
+    """Stop torch from raising an error when a worker of this iterator dies."""
+    from torch.utils.data._utils import signal_handling
+
+    forget: Callable[[int], Any] = _private_or(
+        signal_handling, "_remove_worker_pids", id
+    )
+    forget(id(iterator))
+    iterator._worker_pids_set = False
 
 
 def numpy_seed(base_seed: int, worker: int) -> Any:

@@ -153,8 +153,15 @@ def dead_worker_error(dead: WorkerDied, pending: list[Any]) -> RuntimeError:
     )
 
 
-def is_death_report(error: BaseException) -> bool:
-    """Return True for this package's or torch's report of a dead worker."""
+def is_torch_report(error: BaseException) -> bool:
+    """Return True for torch's report of a dead worker."""
     return isinstance(error, RuntimeError) and message_of(error).startswith(
-        (_DEATH, "DataLoader worker (pid")
+        "DataLoader worker (pid"
+    )
+
+
+def is_death_report(error: BaseException) -> bool:
+    """Return True for torch's or this package's report of a dead worker."""
+    return is_torch_report(error) or (
+        isinstance(error, RuntimeError) and message_of(error).startswith(_DEATH)
     )

@@ -31,6 +31,7 @@ from ..loader.state_dict import read_ahead
 from ..loader.stats import Meter
 from ..loader.tracebacks import clear_frames
 from ._to_device import DeviceStage, LoaderState, QueueItem, loader_state
+from ._torch_workers import TorchWorkers, early_end
 
 #: Seconds that `stop` waits for the thread.
 STOP_SECONDS = 1.0
@@ -71,6 +72,7 @@ class PrefetchThread:
         self.finished: bool = False  # for consumers: no more items
         self.stopping: bool = False  # for the thread: no more batches are wanted
         self.source: Any = None
+        self.workers: TorchWorkers = TorchWorkers(None)
         #: The loader's state before the first batch, after `begun` is set.
         self.start_state: LoaderState | None = None
         self.begun: threading.Event = threading.Event()
@@ -147,7 +149,9 @@ class PrefetchThread:
                 f"{time.monotonic() - since:.2f} s in '{activity}'. Increase timeout, "
                 "or find the cause there."
             )
+        left = self.workers.wait_seconds(left)
         self.changed.wait(None if left == math.inf else left)
+        self.workers.find_death()  # the thread may wait without limit
 
     def first_state(self) -> LoaderState | None:
         """Return the loader's state before the first batch; None if iter() failed."""
@@ -162,10 +166,13 @@ class PrefetchThread:
         self._activity = (activity, time.monotonic())
 
     def set_source(self, source: Any) -> None:
-        """Publish the loader's iterator, so that `stop` can end its wait."""
-        self.source = source
+        """Publish the loader's iterator. `stop` ends its waits, consumers check it."""
+        with self.changed:
+            self.source, self.workers = source, TorchWorkers(source)
+            self.changed.notify_all()
         if isinstance(source, Epoch):
             source.stop_if(lambda: self.stopping)
+        self.workers.watch(lambda: self.stopping)
 
     def wait_for_room(self) -> bool:
         """Wait until the queue has room; return False if the pass is stopping."""
@@ -212,7 +219,7 @@ def stop(prefetch_thread: PrefetchThread, seconds: float = STOP_SECONDS) -> None
         return
     thread.join(min(WORKER_SECONDS, seconds))
     if thread.is_alive():
-        _terminate_workers(source)
+        _terminate_workers(prefetch_thread)
         thread.join(seconds - WORKER_SECONDS)
     if thread.is_alive():
         warn(
@@ -220,6 +227,15 @@ def stop(prefetch_thread: PrefetchThread, seconds: float = STOP_SECONDS) -> None
             f"still in '{prefetch_thread._activity[0]}'. It ends when that returns.",
             LoaderWarning,
         )
+
+
+def _terminate_workers(prefetch_thread: PrefetchThread) -> None:
+    """Terminate workers, which would otherwise end after their current batch."""
+    prefetch_thread.workers.terminate()
+    source = prefetch_thread.source
+    if isinstance(source, Epoch) and not source._persistent_workers:
+        for worker in source._workers:
+            worker.terminate()
 
 
 def call_loader(loader: Any) -> Any:
@@ -243,7 +259,7 @@ def _run(prefetch_thread: PrefetchThread) -> None:
         with thread_state.applied(prefetch_thread.state):
             _produce(prefetch_thread)
     except BaseException as error:
-        found = _consumer_error(error)
+        found = _consumer_error(error, prefetch_thread.workers)
         if getattr(prefetch_thread.source, "_workers", None):
             clear_frames(found)
         prefetch_thread.put(QueueItem(error=found))
@@ -251,37 +267,32 @@ def _run(prefetch_thread: PrefetchThread) -> None:
     finally:
         prefetch_thread.set_activity("the end of the loader's iterator")
         try:
-            _release(prefetch_thread.source, prefetch_thread.options.loader)
+            _release(prefetch_thread)
         finally:
             prefetch_thread.source = None
+            prefetch_thread.workers = TorchWorkers(None)
             prefetch_thread.begun.set()
             _running.discard(prefetch_thread)
 
 
-def _release(source: Any, loader: Any) -> None:
-    """End an iterator, also in the middle of its epoch."""
+def _release(prefetch_thread: PrefetchThread) -> None:
+    """End the iterator, also in the middle of its epoch."""
+    source = prefetch_thread.source
     if isinstance(source, Epoch):
         source.stop_if(None)
-    if source is loader:  # the user's iterator, which may be used elsewhere
-        return
-    end = getattr(source, "_shutdown_workers", None) or getattr(source, "close", None)
-    # Persistent workers belong to the loader.
-    if callable(end) and not getattr(source, "_persistent_workers", False):
-        end()
+    # Otherwise it is the user's iterator, which may be used elsewhere.
+    if source is not prefetch_thread.options.loader:
+        end = getattr(source, "_shutdown_workers", getattr(source, "close", None))
+        # Persistent workers belong to the loader.
+        if callable(end) and not getattr(source, "_persistent_workers", False):
+            end()
+    prefetch_thread.workers.release()
 
 
-def _terminate_workers(source: Any) -> None:
-    """Terminate workers, which would otherwise end after their current batch."""
-    if not getattr(source, "_persistent_workers", False):
-        for worker in getattr(source, "_workers", ()):
-            if worker.is_alive():
-                worker.terminate()
-
-
-def _consumer_error(error: BaseException) -> BaseException:
+def _consumer_error(error: BaseException, workers: TorchWorkers) -> BaseException:
     """Return the error for the consumer, which must not take it for the end."""
     if not isinstance(error, StopIteration):
-        return error
+        return workers.explain(error)
     found = RuntimeError(
         "PreDataLoader: StopIteration must come from next(loader) only, but the "
         "transform or iter(loader) raised it. Raise another error there."
@@ -294,18 +305,25 @@ def _produce(prefetch_thread: PrefetchThread) -> None:
     options = prefetch_thread.options
     loader, meter = options.loader, options.meter
     prefetch_thread.set_activity("iter(loader)")
-    source = iter(call_loader(loader))
+    kept = TorchWorkers(getattr(loader, "_iterator", None))
+    if (death := kept.find_death()) is not None:  # torch would wait for it
+        raise death
+    made = call_loader(loader)
+    source = iter(made)
     prefetch_thread.set_source(source)
     prefetch_thread.end_reading = read_ahead(source)
     prefetch_thread.start_state = loader_state(loader)
     prefetch_thread.begun.set()
+    num_batches = 0
     while prefetch_thread.wait_for_room():
         prefetch_thread.set_activity("next(loader)")
         start = time.perf_counter()
         try:
             with span("pyparallel.fetch"):
                 batch = next(source)
-        except StopIteration:
+        except StopIteration as end:
+            if error := early_end(end, made, num_batches):
+                raise error from end
             prefetch_thread.put(QueueItem(state=loader_state(loader)))
             return
         fetched = time.perf_counter()
@@ -315,6 +333,7 @@ def _produce(prefetch_thread: PrefetchThread) -> None:
         copied = time.perf_counter() - fetched
         meter.add(load_seconds=fetched - start, copy_seconds=copied, nbytes=nbytes)
         prefetch_thread.put(QueueItem(get_batch, state=state))
+        num_batches += 1
         del batch, get_batch, state  # only the consumer keeps the batch alive
 
 

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from ..core.errors import BatchTypeError
 from ..core.tracing import span
-from ..loader.errors import is_death_report
+from ..loader.errors import is_torch_report
 from ..loader.tracebacks import hide_frames
 from ._thread import PrefetchThread, stop
 from ._to_device import LoaderState, QueueItem
@@ -114,6 +114,6 @@ def _stop_thread(prefetch_thread: PrefetchThread) -> None:
     try:
         stop(prefetch_thread)
     except RuntimeError as error:
-        if not is_death_report(error):
+        if not is_torch_report(error):
             raise
         stop(prefetch_thread)

@@ -19,7 +19,6 @@ from prefetch_loaders import (
     Gate,
     Numbers,
     firsts,
-    loader,
     passes,
     prefetch_threads,
     until,
@@ -77,7 +76,7 @@ def test_an_ended_iterator_stays_at_its_end() -> None:
         assert next(it, "end") == "end"
 
 
-def test_attributes_are_those_of_the_loader() -> None:
+def test_attributes_are_those_of_the_loader(loader: Any) -> None:
     plain = loader(drop_last=True)
     pre = PreDataLoader(plain)
     assert pre.sampler is plain.sampler and pre.dataset is plain.dataset
@@ -103,7 +102,7 @@ def test_passes_over_another_pre_data_loader_are_independent() -> None:
         assert [(a, b) for a in pre for b in pre] == [(1, 1), (1, 2), (2, 1), (2, 2)]
 
 
-def test_persistent_workers_serve_one_pass_at_a_time() -> None:
+def test_persistent_workers_serve_one_pass_at_a_time(loader: Any) -> None:
     plain = loader(2, persistent_workers=True)
     with passes(plain) as pre:
         first = iter(pre)

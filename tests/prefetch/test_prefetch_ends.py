@@ -22,7 +22,6 @@ from prefetch_loaders import (
     SOON,
     Numbers,
     firsts,
-    loader,
     nothing_left,
     passes,
     prefetch_threads,
@@ -48,7 +47,7 @@ AT_ONCE = 4.0
 
 
 @pytest.mark.parametrize(("num_workers", "times"), [(0, 50), (2, 8)])
-def test_breaks_leave_nothing(num_workers: int, times: int) -> None:
+def test_breaks_leave_nothing(num_workers: int, times: int, loader: Any) -> None:
     with nothing_left():
         pre = PreDataLoader(loader(num_workers))
         for _ in range(times):
@@ -57,7 +56,7 @@ def test_breaks_leave_nothing(num_workers: int, times: int) -> None:
         assert len(prefetch_threads()) == 0  # joined, not only asked to stop
 
 
-def test_close_ends_all_iterators_and_allows_new_ones() -> None:
+def test_close_ends_all_iterators_and_allows_new_ones(loader: Any) -> None:
     with passes(loader()) as pre:
         its = [iter(pre), iter(pre)]
         assert [int(next(it)[0, 0]) for it in its] == [0, 0]
@@ -70,7 +69,7 @@ def test_close_ends_all_iterators_and_allows_new_ones() -> None:
         assert int(pre.next()[0, 0]) == 0
 
 
-def test_a_pass_can_be_closed_by_itself() -> None:
+def test_a_pass_can_be_closed_by_itself(loader: Any) -> None:
     with nothing_left():
         it = iter(PreDataLoader(loader(2)))
         next(it)
@@ -80,7 +79,9 @@ def test_a_pass_can_be_closed_by_itself() -> None:
 
 
 @pytest.mark.parametrize("wrap", [lambda plain: plain, PreDataLoader])
-def test_workers_in_the_middle_of_a_batch_are_ended_by_close(wrap: Any) -> None:
+def test_workers_in_the_middle_of_a_batch_are_ended_by_close(
+    wrap: Any, loader: Any
+) -> None:
     with nothing_left():
         plain = loader(2, Numbers(4, functools.partial(time.sleep, 60)))
         pre = PreDataLoader(wrap(plain))
@@ -94,7 +95,7 @@ def test_workers_in_the_middle_of_a_batch_are_ended_by_close(wrap: Any) -> None:
 
 
 def test_close_waits_for_the_threads_that_feed_the_workers(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, loader: Any
 ) -> None:
     feed = multiprocessing.queues.Queue._feed
 
@@ -113,7 +114,7 @@ def test_close_waits_for_the_threads_that_feed_the_workers(
         assert "QueueFeederThread" not in names
 
 
-def test_close_waits_for_no_batch_and_keeps_persistent_workers() -> None:
+def test_close_waits_for_no_batch_and_keeps_persistent_workers(loader: Any) -> None:
     go_on = multiprocessing.Event()
     dataset = Numbers(4, functools.partial(go_on.wait, 60))
     plain = loader(1, dataset, persistent_workers=True)
@@ -148,7 +149,7 @@ def test_an_iterator_with_other_references_is_closed() -> None:
     assert rows.closed == 1
 
 
-def test_a_worker_death_is_raised_by_next_and_not_within_a_step() -> None:
+def test_a_worker_death_is_raised_by_next_and_not_within_a_step(loader: Any) -> None:
     list(loader(1))  # from now on torch looks for the dead in the main thread
     with passes(loader(1, Numbers(4, functools.partial(time.sleep, 60)))) as pre:
         it = iter(pre)
@@ -169,7 +170,7 @@ def test_a_worker_death_is_raised_by_next_and_not_within_a_step() -> None:
             list(it)
 
 
-def test_a_pass_in_a_cycle_is_collected() -> None:
+def test_a_pass_in_a_cycle_is_collected(loader: Any) -> None:
     with nothing_left():
         cycle: dict[str, Any] = {"pass": iter(PreDataLoader(loader(2)))}
         cycle["itself"] = cycle
@@ -180,7 +181,7 @@ def test_a_pass_in_a_cycle_is_collected() -> None:
         assert not prefetch_threads()
 
 
-def test_a_forked_child_gets_an_error_at_once_and_can_iterate_anew() -> None:
+def test_a_forked_child_gets_an_error_at_once_and_can_iterate_anew(loader: Any) -> None:
     with passes(loader()) as pre:
         it = iter(pre)
         next(it)
@@ -220,8 +221,8 @@ def test_pickles_and_copies_keep_the_loader_and_the_options() -> None:
 # The end of the interpreter.
 
 
-@pytest.fixture(scope="module")
-def exits() -> dict[str, list[Any]]:
+@pytest.fixture(scope="module", params=["torch", "ours"])
+def exits(request: pytest.FixtureRequest) -> dict[str, list[Any]]:
     """Run all ends in processes forked from one that has imported torch."""
     environment = {
         **os.environ,
@@ -229,7 +230,13 @@ def exits() -> dict[str, list[Any]]:
         "OMP_NUM_THREADS": "1",
     }
     done = subprocess.run(
-        [sys.executable, "-W", "error", str(SUPPORT / "prefetch_exits.py")],
+        [
+            sys.executable,
+            "-W",
+            "error",
+            str(SUPPORT / "prefetch_exits.py"),
+            request.param,
+        ],
         capture_output=True,
         text=True,
         timeout=240,
@@ -293,7 +300,7 @@ def test_no_pass_starts_while_the_interpreter_exits(
     ],
 )
 def test_a_thread_that_cannot_start_is_an_error_and_no_pass(
-    monkeypatch: pytest.MonkeyPatch, error: str, raised: str
+    monkeypatch: pytest.MonkeyPatch, error: str, raised: str, loader: Any
 ) -> None:
     def start(thread: threading.Thread) -> None:
         raise RuntimeError(error)

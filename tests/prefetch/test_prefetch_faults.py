@@ -26,13 +26,15 @@ from prefetch_loaders import (
     Numbers,
     Raise,
     TwoArguments,
+    die_in_a_message,
+    die_with_the_lock,
     firsts,
-    loader,
     nothing_left,
     passes,
     prefetch_threads,
     until,
 )
+from prefetch_loaders import loader as torch_loader
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 import pyparallel
@@ -58,7 +60,7 @@ FAULTS: dict[str, tuple[Raise, type[BaseException], type[BaseException], str]] =
     ),
     "stop": (
         *(Raise(StopIteration, "early"), RuntimeError, RuntimeError),
-        "raised StopIteration at index",
+        "raised StopIteration a",
     ),
     "exit": (Raise(SystemExit, 3), SystemExit, RuntimeError, "3"),
     "interrupt": (Raise(KeyboardInterrupt), KeyboardInterrupt, RuntimeError, ""),
@@ -73,7 +75,7 @@ FAULTS: dict[str, tuple[Raise, type[BaseException], type[BaseException], str]] =
     [*((fault, 5) for fault in FAULTS), *itertools.product(["stop", "exit"], [0, 11])],
 )
 def test_an_error_arrives_in_the_place_of_its_batch_and_ends_the_iterator(
-    fault: str, bad: int, num_workers: int
+    fault: str, bad: int, num_workers: int, loader: Any
 ) -> None:
     act, here, there, words = FAULTS[fault]
     cls = there if num_workers else here
@@ -148,6 +150,19 @@ def test_stop_iteration_from_elsewhere_is_no_end(where: str) -> None:
             list(pre)
 
 
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_stop_iteration_of_the_loader_of_a_function_is_no_end(num_workers: int) -> None:
+    stops = Numbers(5, FAULTS["stop"][0])
+    with passes(lambda: torch_loader(num_workers, stops)) as pre:
+        with pytest.raises(RuntimeError) as caught:
+            list(pre)
+    assert str(caught.value) == (
+        "PreDataLoader: an epoch must end with its sampler, but the dataset or "
+        "collate_fn raised StopIteration after 2 of 6 batches. Raise another error "
+        "there."
+    )
+
+
 def test_a_wait_that_another_pass_cancelled_is_an_error() -> None:
     def cancelled() -> Any:
         raise Stopped
@@ -172,13 +187,73 @@ def test_an_iterator_works_without_the_pass_that_read_it(cls: Any) -> None:
     assert left[-1] == 10 and left == sorted(left)
 
 
-def test_a_kept_error_keeps_neither_workers_nor_batches_alive() -> None:
+def test_a_kept_error_keeps_neither_workers_nor_batches_alive(loader: Any) -> None:
     with nothing_left():
         pre = PreDataLoader(loader(2, Numbers(6, FAULTS["key"][0])))
         with pytest.raises(KeyError) as caught:
             list(pre)
         assert caught.value.__traceback__ is not None
         until(lambda: not prefetch_threads())
+
+
+#: The ends of a worker of torch's loader, which takes a lock of all workers along.
+ENDS = {"with the lock": die_with_the_lock, "in a message": die_in_a_message}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("persistent", [False, True])
+@pytest.mark.parametrize("end", ENDS)
+def test_a_killed_worker_of_torchs_loader_is_named_without_a_wait(
+    end: str, persistent: bool
+) -> None:
+    plain = torch_loader(2, Numbers(4, ENDS[end]), persistent_workers=persistent)
+    with passes(plain, more_fds=20) as pre:
+        start = time.monotonic()
+        with pytest.raises(
+            RuntimeError,
+            match=r"^DataLoader: a worker must live to the end of its epoch, but "
+            r"worker \d \(pid \d+\) died \(exit code -9, SIGKILL\)\.",
+        ):
+            list(pre)
+        assert time.monotonic() - start < SOON
+        if persistent:
+            plain._iterator._shutdown_workers()
+            plain._iterator = None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("persistent", [False, True])
+def test_a_close_in_a_message_of_a_killed_worker_ends_the_thread(
+    persistent: bool,
+) -> None:
+    plain = torch_loader(1, Numbers(2, die_in_a_message), persistent_workers=persistent)
+    with nothing_left(more_fds=20):
+        pre = PreDataLoader(plain)
+        it = iter(pre)
+        until(lambda: it._thread.source is not None)
+        worker = it._thread.source._workers[0]
+        until(lambda: psutil.Process(worker.pid).status() == psutil.STATUS_ZOMBIE)
+        pre.close()  # warnings are errors
+        assert not it._thread.thread.is_alive()
+        if persistent:
+            plain._iterator._shutdown_workers()
+            plain._iterator = None
+
+
+def test_dead_persistent_workers_of_torchs_loader_are_named_in_the_next_epoch() -> None:
+    plain = torch_loader(2, persistent_workers=True)
+    with passes(plain) as pre:
+        for _ in pre:
+            break
+        victim = plain._iterator._workers[0]
+        os.kill(victim.pid, signal.SIGKILL)
+        victim.join(10)
+        start = time.monotonic()
+        with pytest.raises(RuntimeError, match=r"worker \d \(pid \d+\) died"):
+            list(pre)
+        assert time.monotonic() - start < SOON
+        plain._iterator._shutdown_workers()
+        plain._iterator = victim = None
 
 
 def test_a_timeout_names_the_activity_and_can_be_repeated() -> None:
@@ -201,7 +276,7 @@ def test_a_timeout_names_the_activity_and_can_be_repeated() -> None:
         gate.let(100)
 
 
-def test_a_timeout_of_the_loader_itself_is_passed_on() -> None:
+def test_a_timeout_of_the_loader_itself_is_passed_on(loader: Any) -> None:
     sleeping = Numbers(0, functools.partial(time.sleep, 60))
     with passes(loader(1, sleeping, timeout=0.3)) as pre:
         with pytest.raises(RuntimeError, match=r"timed out after 0\.3 seconds"):

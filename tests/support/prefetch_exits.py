@@ -26,10 +26,11 @@ late: list[Callable[[], None]] = []
 atexit.register(lambda: [function() for function in late])
 
 import torch  # noqa: E402
-from prefetch_loaders import Numbers, firsts, loader  # noqa: E402
+from prefetch_loaders import LOADERS, Numbers, firsts  # noqa: E402
 
 from pyparallel import PreDataLoader  # noqa: E402
 
+Loader = LOADERS[sys.argv[1]]
 BUSY = ("returns", "raises", "exits", "is interrupted")
 ENDS = [
     ("is idle", 0),  # the time without any pass
@@ -58,7 +59,7 @@ started = threading.Event()
 
 
 def consume() -> None:
-    running = iter(PreDataLoader(loader()))
+    running = iter(PreDataLoader(Loader(Numbers(), 2)))
     first = next(running)
     started.set()
     threading.main_thread().join()
@@ -127,7 +128,8 @@ elif end == "is late":
 elif end != "is idle":
     # With room for all batches, the thread is never idle, not even at the end.
     pre = PreDataLoader(
-        loader(num_workers, Busy(), sampler=[0] * 10**6), queue_size=10**6
+        Loader(Busy(), 2, sampler=[0] * 10**6, num_workers=num_workers),
+        queue_size=10**6,
     )
     running = iter(pre)
     for _ in range(5):

@@ -5,6 +5,9 @@ from __future__ import annotations
 import gc
 import multiprocessing
 import os
+import signal
+import struct
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -14,9 +17,10 @@ from typing import Any
 import psutil
 import torch
 from process_resources import SERVER, TRACKER
-from torch.utils.data import Dataset
+from torch.utils.data import DataLoader, Dataset
 
-from pyparallel import DataLoader, PreDataLoader
+import pyparallel
+from pyparallel import PreDataLoader
 
 NUM_ITEMS = 12
 #: The limit in seconds for events that torch alone handles after five seconds, or with
@@ -57,10 +61,37 @@ class Raise:
         raise self.cls(*self.args)
 
 
-def loader(num_workers: int = 0, dataset: Any = None, **options: Any) -> DataLoader:
-    return DataLoader(
-        dataset or Numbers(), batch_size=2, num_workers=num_workers, **options
-    )
+def of_worker(name: str) -> Any:
+    """Return a variable of torch's loop in the current worker."""
+    frame: Any = sys._getframe()
+    while frame.f_code.co_name != "_worker_loop":
+        frame = frame.f_back
+    return frame.f_locals[name]
+
+
+def die_with_the_lock() -> None:
+    """Get killed between batches, where torch's worker looks for an end."""
+    of_worker("done_event")._cond.acquire()
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def die_in_a_message() -> None:
+    """Get killed in the middle of a message of torch's worker."""
+    messages = of_worker("data_queue")
+    messages._wlock.acquire()
+    os.write(messages._writer.fileno(), struct.pack("!i", 1000) + bytes(10))
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+#: The classes of loaders that a `PreDataLoader` reads.
+LOADERS: dict[str, Any] = {"torch": DataLoader, "ours": pyparallel.DataLoader}
+
+
+def loader(
+    num_workers: int = 0, dataset: Any = None, kind: str = "torch", **options: Any
+) -> Any:
+    options = {"batch_size": 2, "num_workers": num_workers, **options}
+    return LOADERS[kind](dataset or Numbers(), **options)
 
 
 def firsts(batches: Any) -> list[int]:
