@@ -25,6 +25,7 @@ from ..core.torch_private import LoaderIter, RangeInC, is_profiling, pin_memory
 from ..core.tracing import span
 from ..shm import pinning
 from ..shm.messages import INLINE_NBYTES
+from ..transfer.device import relaxed_here
 from ..workers.inline import InlineWorkers
 from ..workers.interface import Woken, WorkerDied
 from ..workers.processes import ProcessWorkers
@@ -281,7 +282,8 @@ class Epoch(LoaderIter):
             raise
         self._count(start, answer, facts)
         if self._pin_memory and (facts is None or not facts.is_pinned):
-            return pin_memory(answer.value, self._pin_memory_device)
+            with relaxed_here():  # beside a graph capture of another thread
+                return pin_memory(answer.value, self._pin_memory_device)
         return answer.value
 
     def _end_epoch(self) -> None:

@@ -21,6 +21,7 @@ from repository import ROOT
 from ring_workers import Worker
 
 from pyparallel import (
+    DataLoader,
     ImagePreprocessor,
     PreDataLoader,
     backend,
@@ -210,10 +211,11 @@ def receive_from_a_loader() -> Any:
         return [batch[0] for batch in pre]
 
 
-def receive_unpinned() -> Any:
-    """Receive a batch as torch's pinning thread does."""
-    received = Worker(Ring(1, 60 << 20), torch.stack).make([torch.ones(10 << 20)])
-    assert received.pin_memory().deserialize().is_pinned()
+def receive_unpinned(**options: Any) -> None:
+    """Receive batches that the loader pins, because no pinned slab has them."""
+    dataset = [torch.ones(10 << 20)]
+    (batch,) = DataLoader(dataset, pin_memory=True, **options)
+    assert batch.is_pinned()
 
 
 #: Calls that need more memory than any call before, on the device and pinned.
@@ -221,7 +223,10 @@ LARGER: dict[str, Callable[[torch.Tensor], Any]] = {
     "scatter": lambda _: scatter([torch.ones(60 << 20, dtype=torch.uint8)], [0]),
     "PreDataLoader": lambda _: receive_from_a_loader(),
     "gather": lambda large: gather([large, large], 0),
-    "a batch without a ring": lambda _: receive_unpinned(),
+    "DataLoader without workers": lambda _: receive_unpinned(),
+    "DataLoader without a ring": lambda _: receive_unpinned(
+        num_workers=1, ring_slabs=0
+    ),
     "to_host": lambda large: to_host([large[::2], large]),
     "start_to_host": lambda large: start_to_host([large]).get(),
     "pad_stack": lambda large: pad_stack([large, large[:5]]),
