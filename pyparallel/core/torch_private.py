@@ -30,6 +30,7 @@ __all__ = [
     "MapFetcher",
     "RangeInC",
     "TorchLoader",
+    "WorkersIter",
     "any_autocast",
     "as_subclass",
     "compiled_from",
@@ -102,6 +103,11 @@ try:
 
     # Other libraries ask whether an iterator is one of torch's.
     from torch.utils.data.dataloader import _BaseDataLoaderIter as LoaderIter
+
+    # `PreDataLoader` ends waits for the workers of torch's own iterators.
+    from torch.utils.data.dataloader import (
+        _MultiProcessingDataLoaderIter as WorkersIter,
+    )
 except ImportError as _error:
     raise ImportError(
         f"pyparallel uses a private name that torch {torch.__version__} lacks: "
@@ -138,6 +144,19 @@ ATTRIBUTES: Mapping[Any, Mapping[str, str]] = {
         "_next_data": "torch's method calls it, if a library replaces that method",
         "_num_yielded": "counted by torch's method",
         "_profile_name": "names the range of a batch",
+    },
+    WorkersIter: {
+        "_data_queue": "read without waiting for a dead worker",
+        "_index_queues": "their threads end before the interpreter exits",
+        "_persistent_workers": "such workers outlive their epoch",
+        "_pin_memory": "whether a thread writes to the queue of the batches",
+        "_shutdown": "whether the workers were ended",
+        "_try_get_data": "a wait that ends after a stop or a death",
+        "_worker_pids_set": "whether torch watches the workers",
+        "_worker_result_queue": "closed, to end a wait for half a message",
+        "_workers": "the processes",
+        "_workers_done_event": "replaced, because a dead worker may hold its lock",
+        "_workers_status": "which workers have not ended their epoch",
     },
     TorchLoader: {
         "_auto_collation": "whether batches are made of samples",
