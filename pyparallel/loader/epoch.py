@@ -127,11 +127,11 @@ class Epoch(LoaderIter):
     def _choose_pinning(self, loader: Loader) -> None:
         """Pin batches where torch does, with its warnings."""
         if loader.pin_memory and loader.pin_memory_device:
-            warn(
+            text = (
                 "pin_memory_device is deprecated, the current accelerator will be used "
-                f"as the device,ignore pin_memory_device='{loader.pin_memory_device}'.",
-                UserWarning,
+                f"as the device,ignore pin_memory_device='{loader.pin_memory_device}'."
             )
+            warn(text, UserWarning)
         found = torch.accelerator.current_accelerator()
         self._pin_memory = bool(loader.pin_memory) and torch.accelerator.is_available()
         text = "'pin_memory' argument is set as true but "
@@ -516,12 +516,12 @@ class Epoch(LoaderIter):
         self._num_yielded += 1
         length = self._IterableDataset_len_called
         if length is not None and self._dataset_kind and self._num_yielded > length:
-            warn(
+            text = (
                 f"Length of IterableDataset {self._dataset} was reported to be {length}"
                 f"(when accessing len(dataloader)), but {self._num_yielded} samples "
-                "have been fetched. " + (_LENGTH_ADVICE if self._has_workers else ""),
-                UserWarning,
+                "have been fetched. "
             )
+            warn(text + (_LENGTH_ADVICE if self._has_workers else ""), UserWarning)
         return batch
 
     # ------------------------------------------------------------------- the end
