@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from prefetch_loaders import DieInMessage, die_with_the_lock
 from torch.utils.data import Dataset
+from worker_programs import cut_answer, die
 
 import pyparallel
 
@@ -37,10 +37,6 @@ def slow() -> None:
 
 def hang() -> None:
     time.sleep(600)
-
-
-def killed() -> None:
-    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def stopped() -> None:
@@ -71,9 +67,8 @@ IN_DATASET: dict[str, Callable[[], Any]] = {
     "sample raises": refuse,
     "sample is slow": slow,
     "sample hangs": hang,
-    "worker killed": killed,
-    "worker killed under the lock": die_with_the_lock,
-    "worker killed in a message": DieInMessage(),
+    "worker killed": die,
+    "worker killed in a message": lambda: cut_answer(30),
     "worker exits": lambda: os._exit(3),
     "worker stopped": stopped,
     "no memory for a slab": without_memory,

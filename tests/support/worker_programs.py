@@ -83,17 +83,22 @@ class Program:
 
     def cut(self, nbytes: int) -> str:
         """Die when this number of bytes of the answer has been sent."""
-
-        def send(channel: Any, *message: Any) -> None:
-            ours, theirs = _channel.pair()
-            _channel.Channel(theirs).send(*message[:2])
-            frame = ours.recv(1 << 16)
-            assert nbytes <= len(frame), "the last byte has been tested"
-            channel._socket.sendall(frame[:nbytes])
-            die()
-
-        _run._send = send
+        cut_answer(nbytes)
         return "cut"
+
+
+def cut_answer(nbytes: int) -> None:
+    """Let this worker die when it has sent this number of bytes of its answer."""
+
+    def send(channel: Any, *message: Any) -> None:
+        ours, theirs = _channel.pair()
+        _channel.Channel(theirs).send(*message[:2])
+        frame = ours.recv(1 << 16)
+        assert nbytes <= len(frame), "the last byte has been tested"
+        channel._socket.sendall(frame[:nbytes])
+        die()
+
+    _run._send = send
 
 
 class DiesInPickle:
