@@ -19,8 +19,9 @@ from .deaths import Stacks
 from .interface import PackedProgram
 
 #: Tails of messages without a head. They report how far a worker has come: it has the
-#: program, it has started the program, it failed to do so (followed by a traceback).
-LOADED, READY, FAILED = b"l", b"r", b"f"
+#: program, it has started the program, it failed to do so (followed by a traceback), it
+#: ends after its next answer.
+LOADED, READY, FAILED, LAST = b"l", b"r", b"f", b"e"
 
 
 def work(
@@ -106,6 +107,8 @@ def _answer(channel: Channel, program: PackedProgram) -> bool:
     else:
         answer = program.answer(loaded)
     head, tail, sent, ends = answer
+    if ends:
+        _send(channel, b"", LAST)
     _send(channel, head, tail, sent)
     return not ends
 

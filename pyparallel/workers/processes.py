@@ -28,7 +28,7 @@ from typing import Any
 
 from . import descriptors
 from ._channel import Channel, close_in_children, pair
-from ._run import FAILED, READY, work
+from ._run import FAILED, LAST, READY, work
 from ._start import deferred_signals, start
 from .deaths import Stacks
 from .interface import PackedProgram, ProgramError, Woken, WorkerDied, Workers
@@ -58,7 +58,7 @@ class _Worker:
         self.fileno = end.fileno()
         self.answers: deque[Any] = deque()
         self.num_pending = 0  # tasks without an answer that was delivered
-        self.has_begun = self.has_ended = False
+        self.has_begun = self.is_last = self.has_ended = False
         self.error = ""  # the traceback of a program that could not start
         self.code: int | None = None
 
@@ -93,6 +93,8 @@ class ProcessWorkers(Workers):
         self._poll = select.poll()
         self._by_descriptor: dict[int, _Worker] = {}
         with deferred_signals():
+            self._woken, self._waker = pair()  # first, because `close` wakes
+            self._open += [self._woken, self._waker]
             _pools.add(self)
             try:
                 self._set_up(context, program, count)
@@ -104,8 +106,6 @@ class ProcessWorkers(Workers):
     def _set_up(self, context: Any, program: PackedProgram, count: int) -> None:
         self._stacks = Stacks()
         self._open += [self._stacks]
-        self._woken, self._waker = pair()
-        self._open += [self._woken, self._waker]
         self._waker.setblocking(False)
         self._poll.register(self._woken, select.POLLIN)
         # The system closes the second end with this process: see `_end_with_parent`.
@@ -197,23 +197,20 @@ class ProcessWorkers(Workers):
         return answer
 
     def _receive(self, worker: int | None, timeout: float | None) -> tuple[int, Any]:
-        deadline = None if timeout is None else time.monotonic() + timeout
+        asked = self._workers if worker is None else [self._workers[worker]]
+        end = float("inf") if timeout is None else time.monotonic() + timeout
         while True:
-            if worker is not None:
-                each = self._workers[worker]
-                if not each.answers:  # without a look at others: one call of the system
+            for each in asked:  # no others: one call of the system is enough
+                if not each.answers:
                     self._read(each)
-            else:
-                each = max(self._workers, key=lambda one: len(one.answers))
+            each = max(asked, key=_num_answers)
             if each.answers:
                 each.num_pending -= 1
                 return each.number, each.answers.popleft()
             self._raise_failure()
-            left = _CHECK_SECONDS
-            if deadline is not None:
-                left = min(left, deadline - time.monotonic())
-                if left <= 0:
-                    raise TimeoutError
+            left = min(_CHECK_SECONDS, end - time.monotonic())
+            if left <= 0:
+                raise TimeoutError
             self._wait(left)
 
     def _raise_failure(self) -> None:
@@ -224,7 +221,8 @@ class ProcessWorkers(Workers):
             if worker.num_pending > len(worker.answers):
                 if worker.error:
                     raise ProgramError(worker.number, worker.error)
-                if worker.has_ended:
+                # An end that an answer announces is no death before its delivery.
+                if worker.has_ended and not (worker.is_last and worker.answers):
                     raise WorkerDied(worker.number, worker.process.pid, worker.code)
 
     def _wait(self, seconds: float) -> None:
@@ -282,6 +280,7 @@ class ProcessWorkers(Workers):
         if report[:1] == FAILED:
             worker.error = report[1:].decode(errors="replace")
         worker.has_begun |= report == READY
+        worker.is_last |= report == LAST
         self._leave_start(worker)
 
     def _leave_start(self, worker: _Worker) -> None:
@@ -399,8 +398,12 @@ class ProcessWorkers(Workers):
 
     def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
         # Later, the globals of this module are gone: the argument is not one of them.
-        if not is_finalizing() and hasattr(self, "_by_descriptor"):
+        if not is_finalizing() and hasattr(self, "_waker"):
             self.close()
+
+
+def _num_answers(worker: _Worker) -> int:
+    return len(worker.answers)
 
 
 def _num_cores() -> int:

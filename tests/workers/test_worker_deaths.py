@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import pickle
+import select
 import signal
 import threading
 from typing import Any
@@ -91,6 +92,54 @@ def test_a_death_is_known_while_another_worker_is_waited_for() -> None:
             workers.receive(0, 60)
         assert caught.value.worker == 1
         assert value_of(workers.receive(1, 60)[1]) == "arrived"
+
+
+#: The tasks that end a worker after an answer, and whether this answer says so.
+LAST_TASKS: dict[str, tuple[list[Any], bool]] = {
+    "last answer": ([("last", "arrived")], True),
+    "exit": (["arrived", ("exit", 0)], False),
+    "kill": (["arrived", ("kill", signal.SIGKILL)], False),
+}
+
+
+@pytest.mark.parametrize("tasks, announced", LAST_TASKS.values(), ids=LAST_TASKS)
+def test_what_has_arrived_is_delivered_before_a_death(
+    tasks: list[Any], announced: bool
+) -> None:
+    """Worker 1 answers and ends, and has one more task. Worker 0 answers later."""
+    for asked in (0, None):
+        with pool(2) as workers:
+            for task in (*tasks, "never answered"):
+                workers.send(1, task)
+            workers.send(0, ("sleep", 60))
+            until(lambda: arrived(workers, 1) and workers._workers[1].has_ended)
+            found: list[Any] = []
+            with pytest.raises((WorkerDied, TimeoutError)) as caught:
+                while True:
+                    found.append(value_of(workers.receive(asked, 0.05)[1]))
+            delivers = asked is None
+            assert found == (["arrived"] if delivers else [])
+            assert caught.type is (
+                TimeoutError if announced and not delivers else WorkerDied
+            )
+            if announced and not delivers:
+                assert value_of(workers.receive(1, 60)[1]) == "arrived"
+            with pytest.raises(WorkerDied):
+                workers.receive(asked, 60)
+
+
+def test_unread_answers_of_others_are_delivered_before_a_death() -> None:
+    with pool(2) as workers:
+        workers.send(1, ("kill", signal.SIGKILL))
+        with pytest.raises(WorkerDied):
+            workers.receive(1, 60)
+        workers.send(0, "arrived")
+        end = workers._workers[0].channel
+        until(lambda: select.select([end], [], [], 0)[0])
+        number, answer = workers.receive(None, 60)
+        assert (number, value_of(answer)) == (0, "arrived")
+        with pytest.raises(WorkerDied):
+            workers.receive(None, 60)
 
 
 def test_a_worker_without_tasks_may_end() -> None:

@@ -73,9 +73,11 @@ def test_many_starts_and_ends_leave_nothing(rounds: int) -> None:
 def test_a_start_without_free_descriptors_leaves_none(method: str) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with nothing_left(method):
-        used, failed = num_open(), 0
-        for more in range(1, 40, 2 if method == "fork" else 7):
-            resource.setrlimit(resource.RLIMIT_NOFILE, (used + more, hard))
+        # A limit of 40 leaves more free than one of 39 only if descriptor 39 is free.
+        used, failed = {*map(int, os.listdir("/proc/self/fd"))}, 0
+        free = [fd for fd in range(len(used) + 40) if fd not in used]
+        for limit in free[: 40 : 1 if method == "fork" else 7]:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
             try:
                 start(method).close()
             except OSError as error:
