@@ -15,7 +15,7 @@ import pytest
 import torch.distributed as dist
 from docs_blocks import all_blocks, run_page
 from repository import ROOT
-from torchrun import python, torchrun
+from torchrun import python
 
 import pyparallel
 import pyparallel.mmcv
@@ -135,10 +135,10 @@ def test_examples_in_docstrings_have_the_shown_results(name: str) -> None:
 def test_python_in_the_readme_prints_the_output_that_it_shows(tmp_path: Path) -> None:
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     blocks = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
-    assert ["torchrun --nproc_per_node=2" in block for block in blocks] == [True, False]
+    assert len(blocks) == 2
     script = tmp_path / "block.py"
-    for block, run in zip(blocks, (torchrun, python), strict=True):
+    for block in blocks:
         script.write_text(block, encoding="utf-8")
-        done = run(script, limit=120)
+        done = python(script, limit=120)
         assert (done.returncode, done.stderr) == (0, "")
         assert done.stdout.splitlines() == re.findall("^#> (.*)$", block, re.M)
