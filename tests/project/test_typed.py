@@ -38,6 +38,7 @@ def test_every_public_name_is_used() -> None:
     assert public.union(pyparallel.__all__) <= used(FILE.read_text("utf-8"))
 
 
+@pytest.mark.slow  # without a cache, mypy reads torch for minutes
 def test_a_checker_sees_the_types_of_the_package(tmp_path: Path) -> None:
     pytest.importorskip("mypy", reason="mypy is not installed")
     assert (Path(pyparallel.__file__).parent / "py.typed").exists()
