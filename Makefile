@@ -62,6 +62,8 @@ MEMCHECK := $(subst $(empty) $(empty),;,valgrind --quiet --error-exitcode=9 \
 PIP     := -m pip install -q --disable-pip-version-check
 # torch 2.11 requires setuptools < 82, and mmcv 1.7.2 requires pkg_resources (< 81).
 TOOLS   := "setuptools>=77,<81" wheel ninja "pybind11>=2.11"
+# Prints one line for a command, and its output if it fails.
+STEP    := scripts/step
 # Dependencies and metadata only; the extension has its own stamp file.
 DEPS    := PYPARALLEL_BUILD=python PYTHON_BIN $(PIP) --no-build-isolation -e
 SOURCES := setup.py pyproject.toml $(shell find csrc -name '*.h' -o -name '*.cpp' -o -name '*.cu*')
@@ -81,7 +83,7 @@ GPU_WHEELS := $(CURDIR)/build/gpu-wheels
 HANGS  := --max-worker-restart 0 -o faulthandler_timeout=400 -o faulthandler_exit_on_timeout=true
 # Markers select tests: pyproject.toml describes them. Files with slow tests start first, not
 # those with most tests.
-PYTEST := -m pytest -n $(PYTEST_JOBS) --dist loadfile --no-loadscope-reorder $(HANGS)
+PYTEST := -m pytest -q -r fE -n $(PYTEST_JOBS) --dist loadfile --no-loadscope-reorder $(HANGS)
 
 .DELETE_ON_ERROR:
 .PHONY: help test test-all test-matrix test-newest test-native test-python test-core test-busy test-asan test-tsan \
@@ -94,21 +96,24 @@ help: ## list the targets
 
 # ---------------------------------------------------------------- environments
 $(V)/.deps: pyproject.toml
-	test -x $(V)/bin/python || $(PYTHON) -m venv $(V)
-	$(V)/bin/python $(PIP) $(TOOLS) "build>=1.2,<2"
-	$(V)/bin/python $(PIP) $(TORCH_PIP) "$(TORCH)"
-	test -x "$(CMAKE)" || $(V)/bin/python $(PIP) "cmake>=3.22"
-	$(DEPS:PYTHON_BIN=$(V)/bin/python) ".[test,lint,demo]"
-	touch $@
+	@test -x $(V)/bin/python || $(STEP) "make .venv" $(PYTHON) -m venv $(V)
+	@$(STEP) "install the build tools" $(V)/bin/python $(PIP) $(TOOLS) "build>=1.2,<2"
+	@$(STEP) "install $(TORCH)" $(V)/bin/python $(PIP) $(TORCH_PIP) "$(TORCH)"
+	@test -x "$(CMAKE)" || $(STEP) "install CMake" $(V)/bin/python $(PIP) "cmake>=3.22"
+	@$(STEP) "install the packages of tests, lint and demo" \
+		env $(DEPS:PYTHON_BIN=$(V)/bin/python) ".[test,lint,demo]"
+	@touch $@
 
 $(V)/.built: $(V)/.deps $(SOURCES)
-	FORCE_ONLY_CPU=1 $(V)/bin/python setup.py -q build_ext --inplace
-	touch $@
+	@$(STEP) "compile the extension" \
+		env FORCE_ONLY_CPU=1 $(V)/bin/python setup.py -q build_ext --inplace
+	@touch $@
 
 # A separate target, because tests do not need these packages.
 $(V)/.docs: $(V)/.deps pyproject.toml
-	$(DEPS:PYTHON_BIN=$(V)/bin/python) ".[docs]"
-	touch $@
+	@$(STEP) "install the packages of the documentation" \
+		env $(DEPS:PYTHON_BIN=$(V)/bin/python) ".[docs]"
+	@touch $@
 
 $(VPEER)/.others: Makefile
 	test -x $(VPEER)/bin/python || $(PYTHON) -m venv $(VPEER)
@@ -159,20 +164,24 @@ test-all: ## all checks of CI, with a list of their times
 
 # Only these runs overwrite freed slabs and check the edges of slabs.
 test-native: $(V)/.built
-	PYPARALLEL_DEBUG=poison PYPARALLEL_BACKEND=native \
+	@echo "tests with the extension"
+	@PYPARALLEL_DEBUG=poison PYPARALLEL_BACKEND=native \
 		$(V)/bin/python $(PYTEST) -m "not peers and not python_optimized $(WITHOUT_SLOW)" \
 		$(PYTEST_ARGS)
 
 test-python: $(V)/.built
-	PYPARALLEL_BACKEND=python \
+	@echo "tests in pure Python"
+	@PYPARALLEL_BACKEND=python \
 		$(V)/bin/python $(PYTEST) -m "not one_backend and not peers $(WITHOUT_SLOW)" $(PYTEST_ARGS)
 
 test-core: test-core-address,undefined test-core-thread
 
 test-core-%: $(V)/.deps
-	$(CMAKE) -S . -B "build/core-$*" -DPP_SANITIZE=$*
-	$(CMAKE) --build "build/core-$*" -j2
-	$(CTEST) --test-dir "build/core-$*" -j2 --output-on-failure
+	@$(STEP) "configure the C++ core, $*" \
+		$(CMAKE) -S . -B "build/core-$*" -DPP_SANITIZE=$*
+	@$(STEP) "compile the C++ core, $*" $(CMAKE) --build "build/core-$*" -j2
+	@$(STEP) "test the C++ core, $*" \
+		$(CTEST) --test-dir "build/core-$*" -j2 --output-on-failure
 
 # Tests that depend on timing fail sooner on a busy machine.
 test-busy: $(V)/.built ## the tests of both backends beside BUSY=4 busy processes
@@ -278,7 +287,7 @@ bench-loader: peers ## run only the benchmarks of loaders; about 5 minutes on an
 	$(VPEER)/bin/python -m benchmarks.summary
 
 demo: $(V)/.built ## a training run on two processes
-	OMP_NUM_THREADS=1 $(V)/bin/torchrun --nproc_per_node=2 \
+	@OMP_NUM_THREADS=1 $(V)/bin/torchrun --nproc_per_node=2 \
 		examples/ragged_digits.py $(DEMO_ARGS)
 
 # ------------------------------------------------------------------------- CUDA

@@ -184,9 +184,30 @@ def pytest_make_collect_report() -> Generator[None, Any, Any]:
     return _fail_skipped((yield))
 
 
+def pytest_report_teststatus(report: Any, config: Any) -> Any:
+    """Print no letter for a test that passed or was skipped, with ``-q``."""
+    if config.option.verbose >= 0 or hasattr(report, "wasxfail") or report.failed:
+        return None
+    return (report.outcome if report.skipped or report.when == "call" else ""), "", ""
+
+
+def _print_skipped(terminalreporter: Any) -> None:
+    reasons = [
+        str(each.longrepr[2]) for each in terminalreporter.stats.get("skipped", [])
+    ]
+    on_gpu = sum(NO_GPU in reason for reason in reasons)
+    if reasons:
+        terminalreporter.line(
+            f"{on_gpu} skipped tests need a GPU, {len(reasons) - on_gpu} something "
+            "else: pytest -rs lists them"
+        )
+
+
 def pytest_terminal_summary(terminalreporter: Any) -> None:
-    """List the commands that run the first failed tests alone."""
+    """Count the skipped tests. List the commands that run failed ones alone."""
     stats = terminalreporter.stats
+    if terminalreporter.config.option.verbose < 0:
+        _print_skipped(terminalreporter)
     failed = [each.nodeid for key in ("failed", "error") for each in stats.get(key, [])]
     names = [name for name in dict.fromkeys(failed) if "::" in name][:20]
     if not names:
