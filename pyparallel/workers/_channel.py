@@ -40,80 +40,50 @@ _CLOEXEC = getattr(socket, "MSG_CMSG_CLOEXEC", 0)
 _FULL_SECONDS = 0.01
 
 #: A message that has arrived: head, tail and descriptors.
-Message = tuple[bytes | bytearray, bytes | bytearray, Sequence[int]]
+Message = tuple[bytes | memoryview, bytes | memoryview, Sequence[int]]
 
 
 class Channel:
     """One end. Without a socket that blocks, `send` and `receive` never wait."""
 
     def __init__(self, end: socket.socket) -> None:
-        self._socket = end
-        self._buffer = bytearray(_BUFFER_NBYTES)
-        self._view = memoryview(self._buffer)
-        self._start = self._end = 0  # the unread bytes of the buffer
-        # A message that exceeds the buffer: its parts, and the bytes that have arrived.
-        self._large: tuple[bytearray, bytearray, int] | None = None
-        self._num_large = 0
-        self._arrived: deque[int] = deque()  # descriptors
+        self._socket, self.fd = end, end.fileno()
         self._unsent: deque[tuple[memoryview, Sequence[int]]] = deque()
-
-    def fileno(self) -> int:
-        """Return the descriptor of the socket, -1 after `close`."""
-        return self._socket.fileno()
+        self._arrived: deque[int] = deque()  # descriptors
+        self._view = memoryview(b"")
+        self._start = self._end = 0  # the bytes of the view that were not taken
+        self._renew_view(0)
 
     @property
     def has_unsent(self) -> bool:
         """Whether bytes are left that the socket did not accept."""
         return bool(self._unsent)
 
-    # ------------------------------------------------------------- writing
-
     def send(
         self,
-        head: bytes | bytearray,
+        head: bytes,
         tail: bytes | bytearray | memoryview = b"",
         descriptors: Sequence[int] = (),
     ) -> None:
         """Send a message. Keep bytes that do not fit into the socket for `flush`.
 
-        Args:
-            head: the first byte string.
-            tail: the second one.
-            descriptors: closed as soon as they are sent, and by `close`.
+        The descriptors are closed as soon as they are sent, and by `close`.
 
         Raises:
             OSError: the other end is closed.
         """
-        header = _HEADER.pack(len(head), len(tail), len(descriptors))
-        if len(head) + len(tail) <= _SMALL_NBYTES:
-            parts: list[Any] = [b"".join((header, head, tail))]
-        else:
-            parts = [header, head, tail]
-        if descriptors or self._unsent:
-            self._queue(parts, descriptors)
-            self.flush()
-            return
-        sent, size = 0, sum(map(len, parts))
-        with contextlib.suppress(BlockingIOError):
-            # A socket that blocks accepts a part as well, after a signal.
-            sent = self._socket.sendmsg(parts)
-        if sent < size:
-            for part in parts:
-                if sent < len(part):
-                    # A copy, because the caller may change its memory.
-                    self._unsent.append((memoryview(bytes(part))[sent:], ()))
-                sent = max(0, sent - len(part))
-            self.flush()
-
-    def _queue(self, parts: list[Any], descriptors: Sequence[int]) -> None:
-        """Queue a message. Each group of its descriptors travels with one more byte."""
-        data = memoryview(b"".join(parts))
-        start = 0
+        parts = [_HEADER.pack(len(head), len(tail), len(descriptors)), head, tail]
+        if descriptors or len(tail) <= _SMALL_NBYTES:
+            parts = [b"".join(parts)]
+        # Copies, because the caller may change its memory.
+        views = [memoryview(bytes(part)) for part in parts]
         for first in range(0, len(descriptors), _MAX_DESCRIPTORS):
+            # Each group travels with one more byte.
             group = descriptors[first : first + _MAX_DESCRIPTORS]
-            start += 1
-            self._unsent.append((data[start - 1 : start], group))
-        self._unsent.append((data[start:], ()))
+            self._unsent.append((views[0][:1], group))
+            views[0] = views[0][1:]
+        self._unsent.extend((view, ()) for view in views)
+        self.flush()
 
     def flush(self) -> None:
         """Send bytes that are left, as far as the socket accepts them."""
@@ -136,8 +106,6 @@ class Channel:
                 self._unsent.appendleft((data[sent:], ()))
             fds.close(group)
 
-    # ------------------------------------------------------------- reading
-
     def receive(self) -> Message | None:
         """Return the next message, None if it has not arrived yet.
 
@@ -145,41 +113,34 @@ class Channel:
             EOFError: the other end is closed. Half a message is dropped.
             OSError: this process cannot open the descriptors of the message.
         """
-        while (message := self._take()) is None:
+        while True:
+            have, need = self._end - self._start, _HEADER.size
+            if have >= need:
+                sizes = _HEADER.unpack_from(self._view, self._start)
+                need += sizes[0] + sizes[1]
+                if have >= need:
+                    return self._take(*sizes)
+            if need > len(self._view) - self._start:
+                self._renew_view(need)
             try:
                 self._read()
             except BlockingIOError:
                 return None
             except ConnectionResetError:
                 raise EOFError from None
-        return message
+
+    def _renew_view(self, nbytes: int) -> None:
+        """Move the bytes that were not taken to memory for at least this number."""
+        rest = self._view[self._start : self._end]
+        self._view = memoryview(bytearray(max(nbytes, _BUFFER_NBYTES)))
+        self._start, self._end = 0, len(rest)
+        self._view[: self._end] = rest
 
     def _read(self) -> None:
-        if self._large is None:
-            if self._start == self._end:
-                self._start = self._end = 0
-            views = [self._view[self._end :]]
-        else:
-            head, tail, _ = self._large
-            left = self._num_large - len(head)
-            views = [memoryview(head)[self._num_large :], memoryview(tail)]
-            if left >= 0:
-                views = [memoryview(tail)[left:]]
+        views = [self._view[self._end :]]
         count, control, flags, _ = self._socket.recvmsg_into(
             views, _CONTROL_NBYTES, _CLOEXEC
         )
-        if control:
-            self._keep(control)
-        if flags & socket.MSG_CTRUNC:
-            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
-        if not count:
-            raise EOFError
-        if self._large is None:
-            self._end += count
-        else:
-            self._num_large += count
-
-    def _keep(self, control: list[Any]) -> None:
         for _, _, data in control:
             arrived = array.array("i")
             arrived.frombytes(data[: len(data) - len(data) % arrived.itemsize])
@@ -187,50 +148,25 @@ class Channel:
             if not _CLOEXEC:
                 for fd in arrived:
                     os.set_inheritable(fd, False)
+        if flags & socket.MSG_CTRUNC:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        if not count:
+            raise EOFError
+        self._end += count
 
-    def _take(self) -> Message | None:
-        """Return the next message if all of its bytes have arrived."""
-        if self._large is not None:
-            head, tail, num_descriptors = self._large
-            if self._num_large < len(head) + len(tail):
-                return None
-            self._large = None
-            return head, tail, self._descriptors(num_descriptors)
-        start, have = self._start, self._end - self._start
-        if have >= _HEADER.size:
-            num_head, num_tail, num_descriptors = _HEADER.unpack_from(
-                self._buffer, start
-            )
-            size = _HEADER.size + num_head + num_tail
-            if have >= size:
-                first = start + _HEADER.size
-                last = first + num_head
-                self._start = start + size
-                return (
-                    bytes(self._view[first:last]),
-                    bytes(self._view[last : self._start]),
-                    self._descriptors(num_descriptors) if num_descriptors else (),
-                )
-            if size > _BUFFER_NBYTES:
-                self._begin_large(num_head, num_tail, num_descriptors)
-                return None
-        if start and self._end == _BUFFER_NBYTES:  # make room for the rest
-            self._buffer[:have] = self._buffer[start:]
-            self._start, self._end = 0, have
-        return None
-
-    def _begin_large(self, num_head: int, num_tail: int, num_descriptors: int) -> None:
-        """Move the part of a message that has arrived to memory of its own."""
-        head, tail = bytearray(num_head), bytearray(num_tail)
-        arrived = self._view[self._start + _HEADER.size : self._end]
-        head[: len(arrived)] = arrived[:num_head]
-        rest = arrived[num_head:]
-        tail[: len(rest)] = rest
-        self._large = head, tail, num_descriptors
-        self._num_large, self._start, self._end = len(arrived), 0, 0
-
-    def _descriptors(self, count: int) -> Sequence[int]:
-        return tuple(self._arrived.popleft() for _ in range(count))
+    def _take(self, num_head: int, num_tail: int, num_descriptors: int) -> Message:
+        """Return the next message, whose bytes have all arrived."""
+        first = self._start + _HEADER.size
+        last = first + num_head
+        self._start = last + num_tail
+        head, tail = self._view[first:last], self._view[last : self._start]
+        descriptors = tuple(self._arrived.popleft() for _ in range(num_descriptors))
+        if len(self._view) > _BUFFER_NBYTES:  # it is of this message alone
+            self._renew_view(0)
+            return head, tail, descriptors
+        if self._start == self._end:
+            self._start = self._end = 0
+        return bytes(head), bytes(tail), descriptors
 
     def close(self) -> None:
         """Close the socket, and all descriptors that were not sent or not taken."""
@@ -241,21 +177,12 @@ class Channel:
         self._arrived.clear()
 
 
-# ------------------------------------------------------------- forks
-
 _T = TypeVar("_T", bound=Any)
 
 #: All ends of this process that a fork must close: see Note [end of file].
 _ends: weakref.WeakSet[Any] = weakref.WeakSet()
-
-
-class _Kept(threading.local):
-    """The ends that a process needs which this thread is forking."""
-
-    ends: Sequence[Any] = ()
-
-
-_kept = _Kept()
+#: Of each thread: `ends`, which the process needs that this thread is forking.
+_kept = threading.local()
 
 
 def close_in_children(end: _T) -> _T:
@@ -282,7 +209,8 @@ def pair() -> tuple[socket.socket, socket.socket]:
 
 
 def _close_in_child() -> None:
-    keep, _kept.ends = _kept.ends, ()
+    keep = getattr(_kept, "ends", ())
+    _kept.ends = ()
     for end in list(_ends):
         if end not in keep:
             end.close()

@@ -10,12 +10,12 @@ import signal
 import socket
 import sys
 import traceback
+from multiprocessing.connection import Connection
 from typing import Any
 
-from . import descriptors
+from . import deaths, descriptors
 from ._channel import Channel, close_in_children
 from ._start import restore_handlers
-from .deaths import Stacks
 from .interface import PackedProgram
 
 #: Tails of messages without a head. They report how far a worker has come: it has the
@@ -26,9 +26,9 @@ LOADED, READY, FAILED, LAST = b"l", b"r", b"f", b"e"
 
 def work(
     end: socket.socket,
-    life: Any,
+    life: Connection,
     worker: int,
-    stacks: Stacks,
+    stacks: deaths.Stacks,
     program: PackedProgram | None,
 ) -> None:
     """Answer tasks until the parent closes the channel.
@@ -47,7 +47,7 @@ def work(
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     _end_with_parent(life)
-    stacks.enter()
+    deaths.enter(stacks)
     close_in_children(end).setblocking(True)
     channel = Channel(end)
     with contextlib.suppress(_Closed):
@@ -60,7 +60,7 @@ def _do_nothing(number: int, frame: Any) -> None:
     pass
 
 
-class _Closed(Exception):
+class _Closed(BaseException):
     """The parent has closed the channel."""
 
 
@@ -74,7 +74,7 @@ def _receive(channel: Channel) -> Any:
 def _send(channel: Channel, *message: Any) -> None:
     try:
         channel.send(*message)
-    except (BrokenPipeError, ConnectionResetError):
+    except ConnectionError:
         raise _Closed from None
 
 
@@ -82,16 +82,13 @@ def _prepare(
     channel: Channel, worker: int, program: PackedProgram | None
 ) -> PackedProgram | None:
     """Return the program after its start. Send an error, and return None."""
-    message = _receive(channel) if program is None else ()
     try:
-        loaded: PackedProgram = program or descriptors.load(*message[1:])
+        loaded = program or descriptors.load(*_receive(channel)[1:])
         _send(channel, b"", LOADED)
         loaded.start(worker)
-    except Exception as error:
-        if isinstance(error, _Closed):
-            raise
-        text = traceback.format_exc()
-        _send(channel, b"", FAILED + text.encode(errors="replace"))
+    except Exception:
+        text = traceback.format_exc().encode(errors="replace")
+        _send(channel, b"", FAILED + text)
         return None
     _send(channel, b"", READY)
     return loaded
@@ -106,14 +103,13 @@ def _answer(channel: Channel, program: PackedProgram) -> bool:
         answer = program.failed(error)
     else:
         answer = program.answer(loaded)
-    head, tail, sent, ends = answer
-    if ends:
+    if answer.ends:
         _send(channel, b"", LAST)
-    _send(channel, head, tail, sent)
-    return not ends
+    _send(channel, *answer[:3])
+    return not answer.ends
 
 
-def _end_with_parent(life: Any) -> None:
+def _end_with_parent(life: Connection) -> None:
     """Let the system kill this process when its parent has ended, also inside a task.
 
     The parent holds the other end of a pipe. The system signals its end, whatever the
@@ -128,7 +124,6 @@ def _end_with_parent(life: Any) -> None:
         fd = os.open(f"/proc/self/fd/{life.fileno()}", flags)
         fcntl.fcntl(fd, fcntl.F_SETOWN, os.getpid())
         fcntl.fcntl(fd, fcntl.F_SETSIG, int(signal.SIGKILL))
-        flags = fcntl.fcntl(fd, fcntl.F_GETFL)
         fcntl.fcntl(fd, fcntl.F_SETFL, flags | os.O_ASYNC)
     ended = select.poll()
     ended.register(life, select.POLLIN)

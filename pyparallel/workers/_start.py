@@ -14,10 +14,11 @@ import signal
 import threading
 import traceback
 from collections.abc import Callable, Iterator, Sequence
+from multiprocessing.connection import Connection
 from typing import Any
 
 from ._channel import kept
-from .deaths import Stacks
+from .deaths import Stacks, inherited
 
 #: More descriptors than `multiprocessing` opens to start a process.
 _NUM_SPARE = 8
@@ -47,15 +48,11 @@ def deferred_signals() -> Iterator[None]:
                 signal.signal(number, note)
         yield
     finally:
-        restore_handlers(*arrived)
+        restore_handlers(arrived)
 
 
-def restore_handlers(*arrived: int) -> None:
-    """End `deferred_signals`, in a forked child as well.
-
-    Args:
-        arrived: the signals whose handlers are called then.
-    """
+def restore_handlers(arrived: Sequence[int] = ()) -> None:
+    """End `deferred_signals`, in a forked child as well, for signals that arrived."""
     handlers = _handlers.copy()
     _handlers.clear()
     calls = [functools.partial(signal.signal, *pair) for pair in handlers.items()]
@@ -72,26 +69,16 @@ def _call_all(calls: Sequence[Callable[[], Any]]) -> None:
 
 
 def start(process: Any, method: str, ends: Sequence[Any], stacks: Stacks) -> None:
-    """Start a process.
-
-    Args:
-        process: of `multiprocessing`.
-        method: its start method.
-        ends: the ends of sockets and pipes that it needs.
-        stacks: entered by a process that is forked.
+    """Start a process of `multiprocessing` that needs these ends of sockets and pipes.
 
     Raises:
         OSError: no descriptor, process or memory is left.
     """
-    spare: list[int] = []
-    try:
-        while len(spare) < _NUM_SPARE:
-            spare.append(os.dup(ends[0].fileno()))
-    finally:
-        for fd in spare:
-            os.close(fd)
+    # A lack of descriptors is an error here, where none of them stays open.
+    spare = [Connection(os.dup(ends[0].fileno())) for _ in range(_NUM_SPARE)]
+    del spare
     if method == "fork":
-        with kept(*ends), stacks.inherited():
+        with kept(*ends), inherited(stacks):
             try:
                 process.start()
             except OSError as error:

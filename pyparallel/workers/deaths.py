@@ -2,7 +2,7 @@
 
 A forked worker inherits the locks that other threads of its parent held, of any
 library. It may therefore hang before its first line of Python. On a signal, a worker
-writes its stacks to memory of the parent. ``faulthandler`` does this without the
+writes its stacks to a file of the parent. ``faulthandler`` does this without the
 interpreter, so it works while the worker waits for a lock.
 """
 
@@ -12,11 +12,10 @@ import contextlib
 import faulthandler
 import os
 import signal
-import sys
+import tempfile
 import time
 from collections.abc import Iterator
-from multiprocessing import reduction
-from typing import Any
+from multiprocessing.connection import Connection
 
 #: Signals that end a process after a fault in native code.
 _CRASHES = {
@@ -28,6 +27,11 @@ _SIGNAL = signal.SIGURG
 #: Seconds for which the parent waits for a stack, and between two looks at its size.
 _TIMEOUT = 2.0
 _POLL_SECONDS = 0.02
+
+#: A file for the stacks of workers. This class pickles the descriptor, and closes it.
+Stacks = Connection
+#: The files for the stacks of this process, if it is a worker.
+_entered: list[Stacks] = []
 
 
 def exit_text(code: int | None) -> str:
@@ -54,67 +58,43 @@ def advice(code: int | None) -> str:
     return "Look for its traceback above, or for code in the dataset that exits."
 
 
-class Stacks:
-    """Memory to which the workers of one parent write their stacks on a signal.
-
-    Raises:
-        OSError: no file descriptor is left.
-    """
-
-    #: Of the parent of this process, if this process is a worker.
-    _of_parent: Stacks | None = None
-
-    def __init__(self, fd: int | None = None) -> None:
-        if fd is None and sys.platform == "linux":
-            fd = os.memfd_create("pyparallel-stacks", os.MFD_CLOEXEC)
-        self._fd = fd
-
-    def __reduce__(self) -> Any:
-        sent = None if self._fd is None else reduction.DupFd(self._fd)
-        return _attach, (sent,)
-
-    def enter(self) -> None:
-        """Let this process, a worker, write its stacks on a signal."""
-        Stacks._of_parent = self
-        self._register()
-
-    def _register(self) -> None:
-        if self._fd is not None:
-            faulthandler.register(_SIGNAL, file=self._fd)
-
-    @contextlib.contextmanager
-    def inherited(self) -> Iterator[None]:
-        """Let processes that are forked in the block write theirs from their start."""
-        self._register()
-        try:
-            yield
-        finally:
-            if self._of_parent is not None:
-                self._of_parent._register()
-            elif self._fd is not None:
-                faulthandler.unregister(_SIGNAL)
-
-    def read(self, pid: int) -> str:
-        """Return the stacks of a worker that has entered. Empty without an answer."""
-        if self._fd is None:
-            return ""
-        os.ftruncate(self._fd, 0)
-        os.lseek(self._fd, 0, os.SEEK_SET)  # the workers share this position
-        os.kill(pid, _SIGNAL)
-        end, size = time.monotonic() + _TIMEOUT, 0
-        while time.monotonic() < end:
-            time.sleep(_POLL_SECONDS)
-            before, size = size, os.fstat(self._fd).st_size
-            if size == before > 0:
-                break
-        return os.pread(self._fd, size, 0).decode(errors="replace").strip()
-
-    def close(self) -> None:
-        """Free the memory."""
-        if self._fd is not None:
-            os.close(self._fd)
-            self._fd = None
+def new_stacks() -> Stacks:
+    """Return an empty file. Its descriptor is the only one that stays open."""
+    if hasattr(os, "memfd_create"):
+        return Stacks(os.memfd_create("pyparallel-stacks", os.MFD_CLOEXEC))
+    with tempfile.TemporaryFile() as file:
+        return Stacks(os.dup(file.fileno()))
 
 
-def _attach(sent: Any) -> Stacks:
-    return Stacks(None if sent is None else sent.detach())
+def enter(stacks: Stacks) -> None:
+    """Let this process, a worker, write its stacks on a signal."""
+    _entered[:] = [stacks]
+    faulthandler.register(_SIGNAL, file=stacks.fileno())
+
+
+@contextlib.contextmanager
+def inherited(stacks: Stacks) -> Iterator[None]:
+    """Let processes that are forked in the block write theirs from their start."""
+    faulthandler.register(_SIGNAL, file=stacks.fileno())
+    try:
+        yield
+    finally:
+        if _entered:
+            enter(*_entered)
+        else:
+            faulthandler.unregister(_SIGNAL)
+
+
+def read(stacks: Stacks, pid: int) -> str:
+    """Return the stacks of a worker that has entered. Empty without an answer."""
+    fd = stacks.fileno()
+    os.ftruncate(fd, 0)
+    os.lseek(fd, 0, os.SEEK_SET)  # the workers share this position
+    os.kill(pid, _SIGNAL)
+    end, size = time.monotonic() + _TIMEOUT, 0
+    while time.monotonic() < end:
+        time.sleep(_POLL_SECONDS)
+        before, size = size, os.fstat(fd).st_size
+        if size == before > 0:
+            break
+    return os.pread(fd, size, 0).decode(errors="replace").strip()

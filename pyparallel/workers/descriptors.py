@@ -8,27 +8,17 @@ sender may end before the message is received.
 
 from __future__ import annotations
 
-import collections
 import contextlib
-import copyreg
-import io
 import os
 import pickle
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from multiprocessing import context
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
-#: The reducers of `ForkingPickler`, which has no public name for them.
-_forking: Any = ForkingPickler
-_REDUCERS: Any = collections.ChainMap(_forking._extra_reducers, copyreg.dispatch_table)
-
-
-class Pickler(pickle.Pickler):
-    """A `ForkingPickler` that does not copy the tables of reducers for each object."""
-
-    dispatch_table = _REDUCERS
+#: Of each thread: `descriptors`, those of the message that it unpickles.
+_arrived = threading.local()
 
 
 class _Sent:
@@ -39,34 +29,22 @@ class _Sent:
 
     def detach(self) -> int:
         """Return the descriptor, which the caller closes."""
-        fd, _arrived.descriptors[self._number] = _arrived.descriptors[self._number], -1
+        found: list[int] = _arrived.descriptors
+        fd, found[self._number] = found[self._number], -1
         if fd < 0:
             raise RuntimeError("a descriptor can be detached only once")
         return fd
 
 
-class _Collector:
+class _Collector(list[int]):
     """Takes the place of a process that is being started, which may get descriptors."""
 
     DupFd = _Sent
 
-    def __init__(self) -> None:
-        self.descriptors: list[int] = []
-
     def duplicate_for_child(self, fd: int) -> int:
         """Keep a copy of a descriptor, and return its number in the message."""
-        self.descriptors.append(os.dup(fd))
-        return len(self.descriptors) - 1
-
-
-class _Arrived(threading.local):
-    """The descriptors of the message that this thread unpickles."""
-
-    def __init__(self) -> None:
-        self.descriptors: list[int] = []
-
-
-_arrived = _Arrived()
+        self.append(os.dup(fd))
+        return len(self) - 1
 
 
 @contextlib.contextmanager
@@ -79,9 +57,9 @@ def sending() -> Iterator[list[int]]:
     collector: Any = _Collector()
     context.set_spawning_popen(collector)
     try:
-        yield collector.descriptors
+        yield collector
     except BaseException:
-        close(collector.descriptors)
+        close(collector)
         raise
     finally:
         context.set_spawning_popen(before)
@@ -93,20 +71,20 @@ def arriving(descriptors: Sequence[int]) -> Iterator[None]:
 
     Those that no object has taken are closed at the end of the block.
     """
-    before, _arrived.descriptors = _arrived.descriptors, list(descriptors)
+    before = getattr(_arrived, "descriptors", [])
+    _arrived.descriptors = left = list(descriptors)
     try:
         yield
     finally:
-        left, _arrived.descriptors = _arrived.descriptors, before
+        _arrived.descriptors = before
         close(left)
 
 
 def dump(value: Any) -> tuple[bytes, list[int]]:
     """Return a value as bytes and descriptors."""
     with sending() as descriptors:
-        file = io.BytesIO()
-        Pickler(file, pickle.HIGHEST_PROTOCOL).dump(value)
-    return file.getvalue(), descriptors
+        data = bytes(ForkingPickler.dumps(value, pickle.HIGHEST_PROTOCOL))
+    return data, descriptors
 
 
 def load(data: Any, descriptors: Sequence[int]) -> Any:
@@ -117,7 +95,7 @@ def load(data: Any, descriptors: Sequence[int]) -> Any:
         return pickle.loads(data)
 
 
-def close(descriptors: Sequence[int]) -> None:
+def close(descriptors: Iterable[int]) -> None:
     """Close descriptors; negative numbers are closed already."""
     for fd in descriptors:
         if fd >= 0:

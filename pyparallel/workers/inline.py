@@ -11,11 +11,8 @@ from .interface import Program, Workers
 class InlineWorkers(Workers):
     """Runs a task when its answer is received, so nothing is read ahead."""
 
-    packs = False
-
     def __init__(self, program: Program) -> None:
-        self.processes: list[Any] = []
-        self.is_whole = True
+        self.processes = []
         self._program = program
         self._tasks: deque[Any] = deque()
         program.start(0)

@@ -39,10 +39,10 @@ class PackedProgram(Protocol):
     """
 
     def start(self, worker: int) -> None:
-        """Prepare worker number ``worker``, in the worker."""
+        """See `Program.start`."""
 
     def answer(self, task: Any) -> Outgoing:
-        """Return the answer to a task. An error of the task is an answer as well."""
+        """See `Program.run`."""
 
     def failed(self, error: Exception) -> Outgoing:
         """Return the answer to a task that could not be unpickled."""
@@ -60,9 +60,9 @@ class Workers:
             to lose sets it to False for longer.
     """
 
-    packs: bool
+    packs = False
+    is_whole = True
     processes: list[Any]
-    is_whole: bool
 
     def send(self, worker: int, task: Any) -> None:
         """Send a task without waiting.
@@ -136,18 +136,13 @@ class WorkerDied(RuntimeError):
 
 
 class ProgramError(RuntimeError):
-    """A worker could not unpickle or start its program. The text has its traceback.
-
-    Attributes:
-        worker: its number.
-        text: the traceback of the worker.
-    """
+    """Worker number `worker` could not prepare its program. The text says why."""
 
     def __init__(self, worker: int, text: str) -> None:
         super().__init__(
             f"worker {worker} must unpickle and start its program, but raised:\n{text}"
         )
-        self.worker, self.text = worker, text
+        self.worker = worker
 
 
 class Woken(Exception):

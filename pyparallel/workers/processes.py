@@ -26,11 +26,10 @@ from collections.abc import Callable
 from multiprocessing import connection, process
 from typing import Any
 
-from . import descriptors
+from . import deaths, descriptors
 from ._channel import Channel, close_in_children, pair
 from ._run import FAILED, LAST, READY, work
 from ._start import deferred_signals, start
-from .deaths import Stacks
 from .interface import PackedProgram, ProgramError, Woken, WorkerDied, Workers
 
 #: A process that holds a copy of a worker's socket hides its end. So the parent also
@@ -45,22 +44,21 @@ _WAKEUPS = 4096
 #: Opcode of pickles that refer to a class or a function.
 _GLOBAL = b"\x93"
 
-#: The workers that this process has started, and not the parent of a fork.
-_processes: weakref.WeakSet[Any] = weakref.WeakSet()
 _pools: weakref.WeakSet[ProcessWorkers] = weakref.WeakSet()
 
 
 class _Worker:
     """A worker, as its parent knows it."""
 
-    def __init__(self, number: int, started: Any, end: socket.socket) -> None:
-        self.number, self.process, self.channel = number, started, Channel(end)
-        self.fileno = end.fileno()
+    def __init__(
+        self, number: int, made: Any, ours: Channel, theirs: socket.socket
+    ) -> None:
+        self.number, self.process = number, made
+        self.channel, self.end = ours, theirs
         self.answers: deque[Any] = deque()
         self.num_pending = 0  # tasks without an answer that was delivered
         self.has_begun = self.is_last = self.has_ended = False
         self.error = ""  # the traceback of a program that could not start
-        self.code: int | None = None
 
 
 class ProcessWorkers(Workers):
@@ -80,21 +78,19 @@ class ProcessWorkers(Workers):
 
     def __init__(self, context: Any, program: PackedProgram, count: int) -> None:
         self._pid = os.getpid()
-        self._lock = threading.RLock()
-        self._wake_lock = threading.RLock()
+        self._lock, self._wake_lock = threading.RLock(), threading.RLock()
         self._is_closing = self._is_closed = False
-        self.is_whole = True
-        self.processes: list[Any] = []
+        self.processes = []
         self._workers: list[_Worker] = []
-        self._open: list[Any] = []  # ends of pipes and sockets, beside the channels
-        self._waiting: deque[tuple[_Worker, socket.socket]] = deque()  # not started
+        self._waiting: deque[_Worker] = deque()  # not started
         self._starting: set[int] = set()
         self._method = context.get_start_method()
         self._poll = select.poll()
         self._by_descriptor: dict[int, _Worker] = {}
         with deferred_signals():
             self._woken, self._waker = pair()  # first, because `close` wakes
-            self._open += [self._woken, self._waker]
+            # What to close, beside the channels.
+            self._open: list[Any] = [self._woken, self._waker]
             _pools.add(self)
             try:
                 self._set_up(context, program, count)
@@ -104,14 +100,13 @@ class ProcessWorkers(Workers):
                 raise
 
     def _set_up(self, context: Any, program: PackedProgram, count: int) -> None:
-        self._stacks = Stacks()
-        self._open += [self._stacks]
         self._waker.setblocking(False)
         self._poll.register(self._woken, select.POLLIN)
+        self._stacks = deaths.new_stacks()
         # The system closes the second end with this process: see `_end_with_parent`.
         pipe = connection.Pipe(duplex=False)
         self._life, _ = map(close_in_children, pipe)
-        self._open += pipe
+        self._open += [self._stacks, *pipe]
         forks = self._method == "fork"
         self._num_starts = count if forks else _num_cores()
         data = b""
@@ -122,96 +117,100 @@ class ProcessWorkers(Workers):
             made = context.Process(
                 target=work, args=(*arguments, program if forks else None), daemon=True
             )
-            worker = _Worker(number, made, ours)
+            worker = _Worker(number, made, Channel(ours), theirs)
             self._workers.append(worker)
-            self._waiting.append((worker, theirs))
-            self._watch(worker)
+            self.processes.append(made)
             if not forks:
                 pickled, sent = descriptors.dump(program)
                 data = data if pickled == data else pickled  # keep equal ones once
                 worker.channel.send(b"", data, sent)
-        self.processes = [worker.process for worker in self._workers]
+            self._watch(worker)
+        self._waiting.extend(self._workers)
 
     def _start_more(self) -> None:
         """Start workers, as many side by side as there are cores."""
         while self._waiting and len(self._starting) < self._num_starts:
-            worker, theirs = self._waiting.popleft()
-            if worker.has_ended:  # by `end`
-                theirs.close()
-                continue
-            self._starting.add(worker.number)
-            ends = theirs, self._life
-            start(worker.process, self._method, ends, self._stacks)
-            theirs.close()
-            _processes.add(worker.process)
-            self._by_descriptor[worker.process.sentinel] = worker
-            self._poll.register(worker.process.sentinel, select.POLLIN)
+            worker = self._waiting.popleft()
+            if not worker.has_ended:  # by `end`
+                self._starting.add(worker.number)
+                ends = worker.end, self._life
+                start(worker.process, self._method, ends, self._stacks)
+                self._by_descriptor[worker.process.sentinel] = worker
+                self._poll.register(worker.process.sentinel, select.POLLIN)
+            worker.end.close()
         if not self._waiting:
             self._life.close()
 
     def _watch(self, worker: _Worker) -> None:
         """Wait for messages of a worker, and until it accepts the rest of ours."""
         writes = select.POLLOUT if worker.channel.has_unsent else 0
-        self._by_descriptor[worker.fileno] = worker
-        self._poll.register(worker.fileno, select.POLLIN | writes)
+        self._by_descriptor[worker.channel.fd] = worker
+        self._poll.register(worker.channel.fd, select.POLLIN | writes)
 
     # ------------------------------------------------------------- tasks and answers
 
     def send(self, worker: int, task: Any) -> None:
         """See `Workers.send`."""
-        self._check_process()
+        self._run(self._send, worker, task)
+
+    def receive(self, worker: int | None, timeout: float | None) -> tuple[int, Any]:
+        """See `Workers.receive`."""
+        asked = self._workers if worker is None else [self._workers[worker]]
+        try:
+            found: tuple[int, Any] = self._run(self._receive, asked, timeout)
+        except TimeoutError:
+            raise
+        except OSError:
+            self.close()
+            raise
+        return found
+
+    def _run(self, call: Callable[..., Any], *arguments: Any) -> Any:
+        """Call a function. Only an interrupt leaves `is_whole` changed."""
+        if os.getpid() != self._pid:
+            raise RuntimeError(
+                "DataLoader: an iterator with workers must be used in the process that "
+                f"made it, pid {self._pid}, but this is pid {os.getpid()}, to which "
+                "its batches do not belong. Call iter() of the loader in this process."
+            )
         found, self.is_whole = self.is_whole, False
         try:
-            data, sent = _dump(task)
-            with self._lock:
-                self._send(self._workers[worker], data, sent)
+            result = call(*arguments)
         except Exception:
             self.is_whole = found
             raise
         self.is_whole = found
+        return result
 
-    def _send(self, worker: _Worker, data: bytes, sent: list[int]) -> None:
-        worker.num_pending += 1
-        if worker.has_ended:  # `receive` says so
-            descriptors.close(sent)
-            return
-        had_unsent = worker.channel.has_unsent
-        with contextlib.suppress(OSError):
-            worker.channel.send(b"t", data, sent)
-        if worker.channel.has_unsent != had_unsent:
+    def _send(self, number: int, task: Any) -> None:
+        data, sent = _dump(task)
+        with self._lock:
+            worker = self._workers[number]
+            worker.num_pending += 1
+            if worker.has_ended:  # `receive` says so
+                descriptors.close(sent)
+                return
+            with contextlib.suppress(OSError):
+                worker.channel.send(b"t", data, sent)
             self._watch(worker)
 
-    def receive(self, worker: int | None, timeout: float | None) -> tuple[int, Any]:
-        """See `Workers.receive`."""
-        self._check_process()
-        found, self.is_whole = self.is_whole, False
-        try:
-            with self._lock:
-                answer = self._receive(worker, timeout)
-        except Exception as error:
-            self.is_whole = found
-            if isinstance(error, OSError) and not isinstance(error, TimeoutError):
-                self.close()
-            raise
-        self.is_whole = found
-        return answer
-
-    def _receive(self, worker: int | None, timeout: float | None) -> tuple[int, Any]:
-        asked = self._workers if worker is None else [self._workers[worker]]
+    def _receive(self, asked: list[_Worker], timeout: float | None) -> tuple[int, Any]:
         end = float("inf") if timeout is None else time.monotonic() + timeout
-        while True:
-            for each in asked:  # no others: one call of the system is enough
-                if not each.answers:
-                    self._read(each)
-            each = max(asked, key=_num_answers)
-            if each.answers:
-                each.num_pending -= 1
-                return each.number, each.answers.popleft()
-            self._raise_failure()
-            left = min(_CHECK_SECONDS, end - time.monotonic())
-            if left <= 0:
-                raise TimeoutError
-            self._wait(left)
+        with self._lock:
+            while True:
+                each = max(asked, key=_num_answers)
+                if not each.answers:  # no others: one call of the system is enough
+                    for each in asked:
+                        self._read(each, 1)
+                    each = max(asked, key=_num_answers)
+                if each.answers:
+                    each.num_pending -= 1
+                    return each.number, each.answers.popleft()
+                self._raise_failure()
+                left = min(_CHECK_SECONDS, end - time.monotonic())
+                if left <= 0:
+                    raise TimeoutError
+                self._wait(left)
 
     def _raise_failure(self) -> None:
         """Raise an error if any worker has failed, or if the workers are closed."""
@@ -223,7 +222,8 @@ class ProcessWorkers(Workers):
                     raise ProgramError(worker.number, worker.error)
                 # An end that an answer announces is no death before its delivery.
                 if worker.has_ended and not (worker.is_last and worker.answers):
-                    raise WorkerDied(worker.number, worker.process.pid, worker.code)
+                    made = worker.process
+                    raise WorkerDied(worker.number, made.pid, made.exitcode)
 
     def _wait(self, seconds: float) -> None:
         """Wait until a worker answers or ends. Read and write all that is possible."""
@@ -232,33 +232,27 @@ class ProcessWorkers(Workers):
         self.is_whole = found
         for descriptor, event in events:
             worker = self._by_descriptor.get(descriptor)
-            if worker is not None:
-                self._handle(worker, event, ended=descriptor != worker.fileno)
-        if any(descriptor not in self._by_descriptor for descriptor, _ in events):
-            with contextlib.suppress(OSError):
-                if self._woken.recv(_WAKEUPS):
-                    raise Woken
+            if worker is None:  # it has ended just now, or this is a call of `wake`
+                with contextlib.suppress(OSError):
+                    if self._woken.recv(_WAKEUPS):
+                        raise Woken
+                continue
+            if event & select.POLLOUT:
+                with contextlib.suppress(OSError):  # dead: a read says so
+                    worker.channel.flush()
+                self._watch(worker)
+            self._read(worker)
+            if descriptor != worker.channel.fd:
+                self._set_ended(worker)
         if not events:
             for worker in self._workers:
-                if worker.process.pid and worker.process.exitcode is not None:
-                    self._handle(worker, select.POLLIN, ended=True)
+                if worker.process.exitcode is not None:
+                    self._read(worker)
+                    self._set_ended(worker)
 
-    def _handle(self, worker: _Worker, event: int, *, ended: bool) -> None:
-        if event & select.POLLOUT:
-            with contextlib.suppress(OSError):  # dead: a read says so
-                worker.channel.flush()
-            if not worker.channel.has_unsent:
-                self._watch(worker)
-        if event & ~select.POLLOUT:
-            self._read(worker, everything=True)
-            if ended:
-                self._set_ended(worker)
-
-    def _read(self, worker: _Worker, *, everything: bool = False) -> None:
-        """Read the next answer of a worker, or all that have arrived."""
-        if worker.has_ended:
-            return
-        while True:
+    def _read(self, worker: _Worker, num_answers: float = float("inf")) -> None:
+        """Read messages that have arrived, up to this number of answers."""
+        while not worker.has_ended and len(worker.answers) < num_answers:
             try:
                 message = worker.channel.receive()
             except (EOFError, OSError) as error:
@@ -268,41 +262,39 @@ class ProcessWorkers(Workers):
                 return
             if message is None:
                 return
-            if not message[0]:
+            if message[0]:
+                worker.answers.append(message)
+            else:
                 self._note(worker, bytes(message[1]))
-                continue
-            worker.answers.append(message)
-            if not everything:
-                return
 
     def _note(self, worker: _Worker, report: bytes) -> None:
-        """Note how far a worker has come, and start the next one."""
+        """Note how far a worker has come."""
+        if report == LAST:
+            worker.is_last = True
+            return
         if report[:1] == FAILED:
             worker.error = report[1:].decode(errors="replace")
-        worker.has_begun |= report == READY
-        worker.is_last |= report == LAST
+        worker.has_begun = report == READY
         self._leave_start(worker)
 
     def _leave_start(self, worker: _Worker) -> None:
+        """Start the next worker when this one has its program, or has ended."""
         self._starting.discard(worker.number)
         if self._waiting and not self._is_closing:
             with deferred_signals():
                 self._start_more()
 
     def _set_ended(self, worker: _Worker) -> None:
-        if worker.has_ended:
-            return
-        worker.has_ended = True
-        self._forget(worker)
-        if worker.process.pid is not None:
+        if not worker.has_ended:
+            self._forget(worker)
             end = time.monotonic() + _EXIT_SECONDS  # its end of file comes first
             while worker.process.exitcode is None and time.monotonic() < end:
                 worker.process.join(_CHECK_SECONDS / 10)
-            worker.code = worker.process.exitcode
-        self._leave_start(worker)
+            self._leave_start(worker)
 
     def _forget(self, worker: _Worker) -> None:
         """Wait for this worker no more, and close its channel."""
+        worker.has_ended = True
         for descriptor, each in list(self._by_descriptor.items()):
             if each is worker:
                 del self._by_descriptor[descriptor]
@@ -322,32 +314,19 @@ class ProcessWorkers(Workers):
 
     def stack(self, worker: int) -> str:
         """See `Workers.stack`."""
-        found = self._workers[worker].process
+        found = self.processes[worker]
         if self._is_closing or found.pid is None or found.exitcode is not None:
             return ""
-        return self._stacks.read(found.pid)
+        return deaths.read(self._stacks, found.pid)
 
     def has_lost(self) -> bool:
         """See `Workers.has_lost`."""
-        return (
-            os.getpid() != self._pid
-            or self._is_closing
-            or not self.is_whole
-            or any(
-                worker.has_ended
-                or bool(worker.error)
-                or (worker.process.pid and worker.process.exitcode is not None)
-                for worker in self._workers
-            )
+        if os.getpid() != self._pid or self._is_closing or not self.is_whole:
+            return True
+        return any(
+            each.has_ended or each.error or each.process.exitcode is not None
+            for each in self._workers
         )
-
-    def _check_process(self) -> None:
-        if os.getpid() != self._pid:
-            raise RuntimeError(
-                "DataLoader: an iterator with workers must be used in the process that "
-                f"made it, pid {self._pid}, but this is pid {os.getpid()}, to which "
-                "its batches do not belong. Call iter() of the loader in this process."
-            )
 
     # ------------------------------------------------------------- the end
 
@@ -356,7 +335,6 @@ class ProcessWorkers(Workers):
         each = self._workers[worker]
         each.num_pending = 0
         if os.getpid() == self._pid and not each.has_ended:
-            each.has_ended = True
             self._forget(each)
 
     def close(self) -> None:
@@ -381,8 +359,7 @@ class ProcessWorkers(Workers):
             worker.channel.close()
             while worker.answers:
                 descriptors.close(worker.answers.pop()[2])
-        left = [worker.process for worker in self._workers if worker.process.pid]
-        started = left
+        left = started = [each for each in self.processes if each.pid]
         for seconds, stop in zip(_END_SECONDS, ("terminate", "kill", ""), strict=True):
             deadline = time.monotonic() + seconds
             for each in left:
@@ -427,8 +404,8 @@ def _forget_parent() -> None:
     Otherwise the child terminates them when it exits, as daemons of its own.
     """
     children: Any = process._children  # type: ignore[attr-defined]  # private
-    children -= {*_processes}
-    _processes.clear()
+    for pool in list(_pools):
+        children -= {*pool.processes}
 
 
 def _close_all() -> None:

@@ -134,7 +134,7 @@ def test_unread_answers_of_others_are_delivered_before_a_death() -> None:
         with pytest.raises(WorkerDied):
             workers.receive(1, 60)
         workers.send(0, "arrived")
-        end = workers._workers[0].channel
+        end = workers._workers[0].channel.fd
         until(lambda: select.select([end], [], [], 0)[0])
         number, answer = workers.receive(None, 60)
         assert (number, value_of(answer)) == (0, "arrived")
@@ -157,7 +157,7 @@ def test_a_worker_without_tasks_may_end() -> None:
 #: The steps of a worker, in this order.
 STEPS = {
     **{name: (_run, name) for name in ("work", "restore_handlers", "_end_with_parent")},
-    "stacks": (deaths.Stacks, "enter"),
+    "stacks": (deaths, "enter"),
     "ends": (_run, "close_in_children"),
     "channel": (_run, "Channel"),
     "prepare": (_run, "_prepare"),
