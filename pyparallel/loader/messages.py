@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import marshal
 import pickle
+import sys
 import time
 from typing import Any, NamedTuple
 
 import torch
+from torch.overrides import TorchFunctionMode
 
 from .. import backend
 from ..batch import allocation, stack
 from ..core.cpu_time import CoreWait, cpu_seconds
-from ..core.torch_private import data_collate
+from ..core.torch_private import (
+    data_collate,
+    runs_in_python,
+    without_torch_function,
+)
 from ..core.tracing import span
 from ..shm import memfd
 from ..shm.messages import LazySlab, Packed, pack, unpack
@@ -61,7 +67,7 @@ class BatchProgram:
         inline_nbytes: int,
     ) -> None:
         self._reader, self._ring, self._holder = reader, ring, first_holder
-        self._limit = inline_nbytes
+        self._limit, self._moves = inline_nbytes, False
 
     def start(self, worker: int) -> None:
         """Prepare the worker."""
@@ -116,6 +122,9 @@ class BatchProgram:
         start, cpu = time.perf_counter(), cpu_seconds()
         with span("pyparallel.pack"), descriptors.sending() as sent:
             packed = pack(held, slab)
+        if packed.was_shared and not self._moves:
+            self._moves = True
+            self._reader.collate_in(_IntoSlab())
         before, self._core_waited = self._core_waited, self._core_wait.seconds()
         seconds = (
             time.perf_counter() - start,
@@ -166,20 +175,47 @@ def unpack_answer(
     return Answer(kind, batch, failed, report, measured), found
 
 
+class _IntoSlab(TorchFunctionMode):
+    """Lets torch's ``collate_tensor_fn`` write into memory of `allocation.empty`.
+
+    MONAI calls it by its name, for tensors of a class of its own. In a worker, its
+    result would be in new shared memory, whose pages the kernel has to clear.
+    """
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        """Move the result of that function before it is written."""
+        kwargs = kwargs or {}
+        if func is torch.stack and sys._getframe(1).f_code is _TORCH_CODE:
+            out = kwargs.get("out")
+            with without_torch_function():
+                if _is_dense(out) and _has_memory(out):
+                    out.set_(allocation.empty(out.shape, out.dtype, out.device))
+        return func(*args, **kwargs)
+
+
+_TORCH_CODE: Any = data_collate.collate_tensor_fn.__code__
+
+
 def _collate_tensors(batch: Any, *, collate_fn_map: Any = None) -> torch.Tensor:
     """Stack tensors as torch does, but in memory of `allocation.empty`."""
-    if allocation.is_packed_later() and all(map(_is_dense, batch)):
-        if batch[0].nbytes * len(batch) <= allocation.SMALL_NBYTES:
-            small = backend.stack_equal(batch) if backend.name == "native" else None
-            return torch.stack(tuple(batch)) if small is None else small
+    if not (allocation.is_packed_later() and all(map(_is_dense, batch))):
+        original: Any = data_collate.collate_tensor_fn
+        collated: torch.Tensor = original(batch, collate_fn_map=collate_fn_map)
+        return collated
+    first = batch[0]
+    if first.nbytes * len(batch) <= allocation.SMALL_NBYTES:
+        small = backend.stack_equal(batch) if backend.name == "native" else None
+        return torch.stack(tuple(batch)) if small is None else small
+    out = None
+    if all(it.shape == first.shape and it.dtype == first.dtype for it in batch):
         if stack.are_plain(batch):
-            if all(tensor.shape == batch[0].shape for tensor in batch):
-                return stack.stack(batch, None, [0] * len(batch), "batch[{}]".format)
-        # torch's function, without shared memory
-        return torch.stack(tuple(batch))
-    original: Any = data_collate.collate_tensor_fn
-    collated: torch.Tensor = original(batch, collate_fn_map=collate_fn_map)
-    return collated
+            return stack.stack(batch, None, [0] * len(batch), "batch[{}]".format)
+        if all(map(_has_memory, batch)):
+            shape = len(batch), *first.shape
+            out = allocation.empty(shape, first.dtype, first.device)
+    return torch.stack(tuple(batch), out=out)  # the class of the tensors may change it
 
 
 def _is_dense(value: Any) -> bool:
@@ -189,3 +225,8 @@ def _is_dense(value: Any) -> bool:
         and value.layout is torch.strided
         and not (value.requires_grad or value.is_nested)
     )
+
+
+def _has_memory(value: torch.Tensor) -> bool:
+    """Return True if torch stacks the memory of a tensor, not an object behind it."""
+    return not (value.is_quantized or runs_in_python(value))

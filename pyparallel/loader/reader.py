@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import time
+from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
 import torch
@@ -112,6 +113,17 @@ class Reader:
             read_again = MapFetcher(self._source).read
             tracker.enter(worker, read_again)
         self._begin_epoch()
+
+    def collate_in(self, block: AbstractContextManager[Any]) -> None:
+        """Call the collate function in a block from now on."""
+        collate_fn = self._source.collate_fn
+
+        def collate(samples: Any) -> Any:
+            with block:
+                return collate_fn(samples)
+
+        self._source = self._source._replace(collate_fn=collate)
+        self._fetcher.collate_fn = collate
 
     def _begin_epoch(self) -> None:
         make = IterableFetcher if self._source.is_iterable else MapFetcher

@@ -60,7 +60,7 @@ _MISS_ADVICE = {
     "large": "increase max_ring_bytes",
     "memory": "the system has no memory for it, so free some",
     "kept": "clone the tensors that collate_fn keeps",
-    "unsupported": "let collate_fn return dense CPU tensors without gradient",
+    "unsupported": "in collate_fn, convert sparse, nested and device tensors",
     "off": "the loader has none, so set ring_slabs and max_ring_bytes to None",
 }
 

@@ -71,11 +71,13 @@ class Packed(NamedTuple):
         body: the bytes.
         nbytes: the bytes of its tensors; in a slab, with the gaps between them.
         miss: the reason why they are neither in a slab nor in the message, or None.
+        was_shared: a large tensor was in shared memory of torch.
     """
 
     body: bytes
     nbytes: int
     miss: RingMiss | None = None
+    was_shared: bool = False
 
 
 def pack(held: list[Any], lazy: LazySlab) -> Packed:
@@ -101,9 +103,10 @@ def pack(held: list[Any], lazy: LazySlab) -> Packed:
             if encoded is not None:
                 return Packed(*encoded)
         try:
-            message, nbytes = _write(batch, lazy, trust=True)
+            found = _write(batch, lazy, trust=True)
         except (TypeError, ValueError):  # for example, a tensor is a conjugate view
-            message, nbytes = _write(batch, lazy, trust=False)
+            found = _write(batch, lazy, trust=False)
+        message, nbytes, was_shared = found
         del batch
         slab = lazy.slab
         if slab is not None and not slab.finish() and message.is_in_ring:
@@ -117,22 +120,28 @@ def pack(held: list[Any], lazy: LazySlab) -> Packed:
     miss = message.miss
     if miss is None and message.unsupported is not None:
         miss = RingMiss("unsupported", 0)
-    return Packed(pickle.dumps(tuple(message), pickle.HIGHEST_PROTOCOL), nbytes, miss)
+    body = pickle.dumps(tuple(message), pickle.HIGHEST_PROTOCOL)
+    return Packed(body, nbytes, miss, was_shared)
 
 
-def _write(batch: Any, lazy: LazySlab, *, trust: bool) -> tuple[Message, int]:
-    """Return the message of a batch, and the bytes of its tensors."""
+def _write(batch: Any, lazy: LazySlab, *, trust: bool) -> tuple[Message, int, bool]:
+    """Return the message of a batch, `Packed.nbytes` and `Packed.was_shared`."""
     body, leaves = collect(batch, trust=trust)
     tensors = leaves.packed
     small = lazy.slab is None and sum([leaf.nbytes for leaf in tensors]) <= lazy.limit
     if small:
         inline = backend.encode(list(map(_contiguous, tensors)), lazy.limit)
         if inline is not None:
-            return leaves.message(inline[0], body, None, None, None), inline[1]
+            return leaves.message(inline[0], body, None, None, None), inline[1], False
     slab = lazy.claim()
     miss = None if slab else RingMiss("full" if lazy.ring else "off", 0)
     message = place(body, leaves, slab, miss)
-    return message, 0 if message.plan is None else message.plan.nbytes
+    nbytes = 0 if message.plan is None else message.plan.nbytes
+    return message, nbytes, any(map(_was_shared, tensors))
+
+
+def _was_shared(leaf: torch.Tensor) -> bool:
+    return leaf.nbytes > INLINE_NBYTES and leaf.is_shared()
 
 
 def _contiguous(leaf: torch.Tensor) -> torch.Tensor:

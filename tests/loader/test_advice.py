@@ -129,7 +129,7 @@ MISSES: dict[str, tuple[dict[str, Any], str, dict[str, Any]]] = {
     "kept": ({"collate_fn": keep}, "clone the tensors", {"collate_fn": dense}),
     "unsupported": (
         {"collate_fn": sparse},
-        "let collate_fn return dense CPU tensors",
+        "convert sparse, nested and device tensors",
         {"collate_fn": dense},
     ),
 }

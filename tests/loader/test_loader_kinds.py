@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import resource
 import time
 from pathlib import Path
@@ -20,8 +21,10 @@ from loader_sets import (
     only,
     same,
 )
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.data import DataLoader as TorchLoader
+from torch.utils.data import default_collate
+from torch.utils.data._utils.collate import collate_tensor_fn
 
 import pyparallel
 from pyparallel.core.errors import _warned
@@ -115,6 +118,137 @@ def test_a_batch_outside_the_ring_needs_one_descriptor_and_no_file(
     assert max(counts[5:]) <= max(counts[:5]) + 1
     expected = collate_fn([make(i) for i in (38, 39)])
     assert same(kept[-1], expected)
+
+
+class Meta(torch.Tensor):
+    """Results have the source of their first argument, as in MONAI and fastai."""
+
+    source = ""
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        found = super().__torch_function__(func, types, args, kwargs or {})
+        first = args[0][0] if args and isinstance(args[0], list | tuple) else args[0]
+        if isinstance(found, cls):
+            found.source = getattr(first, "source", "")
+        return found
+
+
+class OwnReduce(Meta):
+    """Pickles its storage by itself, as in fastai."""
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        parts = self.untyped_storage(), self.dtype, self.shape, self.source
+        return rebuild, parts
+
+
+def rebuild(storage: Any, dtype: Any, shape: Any, source: str) -> OwnReduce:
+    flat: Any = torch.empty(0, dtype=dtype)
+    made = flat.set_(storage).view(shape).as_subclass(OwnReduce)
+    made.source = source
+    return made
+
+
+class Unwrapped(torch.Tensor):
+    """Results of operators are plain, as in tv_tensors."""
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        with torch._C.DisableTorchFunctionSubclass():
+            return func(*args, **(kwargs or {}))
+
+
+class Inner(torch.Tensor):
+    """Has no memory: operators run on the tensor in it, as in PyG's Index."""
+
+    held: torch.Tensor
+
+    @staticmethod
+    def __new__(cls, held: torch.Tensor) -> Any:
+        shape, dtype = held.shape, held.dtype
+        made: Any = torch.Tensor._make_wrapper_subclass(cls, shape, dtype=dtype)
+        made.held = held
+        return made
+
+    @classmethod
+    def __torch_dispatch__(
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        inside = tree_map_only(cls, lambda each: each.held, (args, kwargs or {}))
+        return tree_map_only(torch.Tensor, cls, func(*inside[0], **inside[1]))
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return Inner, (self.held,)
+
+
+def of_class(cls: Any) -> Any:
+    def make(i: int) -> Any:
+        plain = torch.full((100, 100), float(i))
+        if cls is Inner:
+            return Inner(plain)
+        made: Any = plain.as_subclass(cls)
+        if cls is not torch.Tensor:
+            made.source = f"file{i}"
+        return made
+
+    return make
+
+
+def by_name(samples: list[Any]) -> Any:
+    """Call torch's function by its name, as MONAI does, and say where the result is."""
+    found = collate_tensor_fn(samples)
+    plain = torch.Tensor.as_subclass(found, torch.Tensor)
+    return {"x": found, "shared": torch.zeros(1) + plain.is_shared()}
+
+
+WITH_MEMORY = [torch.Tensor, Meta, OwnReduce, Unwrapped]
+CLASSES = [
+    *itertools.product([*WITH_MEMORY, Inner], [default_collate, as_list]),
+    # torch's function cannot share a tensor without memory.
+    *itertools.product(WITH_MEMORY, [by_name]),
+]
+
+
+@pytest.mark.parametrize(("cls", "collate_fn"), CLASSES)
+def test_every_class_of_tensors_uses_the_ring(cls: Any, collate_fn: Any) -> None:
+    data = Making(of_class(cls), 8)
+    # torch's workers lose the class of a tensor without memory.
+    theirs = list(TorchLoader(data, 2, collate_fn=collate_fn))
+    loader = pyparallel.DataLoader(data, 2, num_workers=1, collate_fn=collate_fn)
+    ours = list(loader)
+    assert (loader.stats().ring_hits, loader.stats().ring_misses) == (4, 0)
+    if collate_fn is by_name:
+        # The first batch shows that the function is called.
+        assert [bool(batch.pop("shared")) for batch in ours] == [1, 0, 0, 0]
+        assert not any(batch.pop("shared") for batch in theirs)
+    for one, other in zip(tree_leaves(ours), tree_leaves(theirs), strict=True):
+        assert type(one) is type(other) and vars(one).keys() == vars(other).keys()
+        assert getattr(one, "source", "") == getattr(other, "source", "")
+        parts = getattr(one, "held", one), getattr(other, "held", other)
+        assert same(*(torch.Tensor.as_subclass(each, torch.Tensor) for each in parts))
+
+
+class Kept:
+    """A collate function that also writes into shared memory of its own."""
+
+    def __init__(self) -> None:
+        self.own = torch.zeros(2, 100, 100).share_memory_()
+
+    def __call__(self, samples: list[Any]) -> Any:
+        torch.stack(samples, out=self.own)
+        return collate_tensor_fn(samples)
+
+
+def test_shared_memory_of_a_collate_function_stays_its_own() -> None:
+    collate_fn = Kept()
+    data = Making(of_class(torch.Tensor), 8)
+    for batch in pyparallel.DataLoader(data, 2, num_workers=1, collate_fn=collate_fn):
+        last = batch
+    assert same(collate_fn.own, last)
 
 
 @pytest.mark.parametrize("numel", [3, 5000])

@@ -307,3 +307,4 @@ def test_monai_reads_with_its_own_class_in_ours() -> None:
     batches = [batch["image"] for batch in data.ThreadBuffer(loader)]
     assert [type(batch) for batch in batches] == [data.MetaTensor] * 2
     assert [batch.unique().tolist() for batch in batches] == [[0, 1], [2, 3]]
+    assert (loader.stats().ring_hits, loader.stats().ring_misses) == (2, 0)
