@@ -104,14 +104,14 @@ class BatchReceiver:
             facts: the facts about its message. None: it was made in this thread.
         """
         meter = self.meter
-        miss = None if facts is None else facts.miss
         meter.count_batch(start, figures, nbytes, facts)
         if figures.padding_nbytes:
             warn_about_padding(meter, figures.stacked_nbytes, figures.padding_nbytes)
-        if miss is not None:
-            meter.misses[miss.reason] += 1
+        if facts is None or (miss := facts.miss) is None:
+            return
+        meter.misses[miss.reason] += 1
         # Workers that started while the ring had no memory do not use it.
-        if miss is not None and miss.reason != "off" and self.ring is not None:
+        if miss.reason != "off" and self.ring is not None:
             _warn_about_miss(miss, self.ring)
 
 

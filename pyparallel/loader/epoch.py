@@ -104,6 +104,7 @@ class Epoch(LoaderIter):
         self._prefetch_factor = loader.prefetch_factor
         self._window_size = (loader.prefetch_factor or 1) * max(count, 1)
         self._profile_name = f"enumerate(DataLoader)#{type(self).__name__}.__next__"
+        self._range = RangeInC(self._profile_name)  # for profilers outside of Python
         self._worker_init_fn = loader.worker_init_fn  # the profiler may replace it
         self._choose_pinning(loader)
         # As in torch: an iterator of the sampler, the base seed, a second iterator.
@@ -254,8 +255,6 @@ class Epoch(LoaderIter):
 
     def _choose_worker(self) -> int | None:
         """Return the next worker in turn that has not ended, None if all have."""
-        if not self._has_workers:
-            return 0
         limit = self._window_size // max(sum(self._active), 1)
         for _ in range(self._num_workers):
             worker, self._turn = self._turn, (self._turn + 1) % self._num_workers
@@ -296,15 +295,14 @@ class Epoch(LoaderIter):
     def _next_answer(self) -> tuple[Answer, Facts | None]:
         """Return the answer with the next batch."""
         if not self._has_workers:
-            self._send_next()
+            return self._read_here(), None
         while self._window:
             if (error := self._window[0].error) is not None:
                 self._window.popleft()
                 self._pass_task()
                 raise error
             worker, answer, facts = self._receive()
-            if self._has_workers:
-                self._forget_task(worker)
+            self._forget_task(worker)
             if answer.kind == END:
                 self._end_worker(worker, answer.failures)
                 continue
@@ -314,16 +312,35 @@ class Epoch(LoaderIter):
             if answer.kind == BATCH:
                 return answer, facts
             self._leave_out(answer)
-            if not self._has_workers:
-                self._send_next()
-        if self._has_workers and not self._persistent_workers:
+        if not self._persistent_workers:
             self._shutdown_workers()
+        raise StopIteration
+
+    def _read_here(self) -> Answer:
+        """Return the answer with the next batch, read in this thread.
+
+        No task is pending, so this is the work of `_next_answer` in less time.
+        """
+        while not self._drawn_all:
+            try:
+                task = next(self._sampler_iter)
+            except StopIteration:
+                self._drawn_all = True
+                break
+            number, self._num_sent = self._num_sent, self._num_sent + 1
+            answer: Answer = self._pool.answer((self._epoch, number, task))
+            if answer.kind == END:
+                self._end_failures, self._drawn_all = answer.failures, True
+                break
+            self._num_passed += 1
+            if answer.kind == BATCH:
+                return answer
+            self._leave_out(answer)
         raise StopIteration
 
     def _pass_task(self) -> None:
         self._num_passed += 1
-        if self._has_workers:
-            self._send_next()
+        self._send_next()
 
     def _forget_task(self, worker: int) -> None:
         if self._window[0].worker == worker:
@@ -336,9 +353,6 @@ class Epoch(LoaderIter):
 
     def _receive(self) -> tuple[int, Answer, Facts | None]:
         """Wait for an answer of this epoch."""
-        if not self._pool.packs:
-            self._window.clear()  # first, because an error is raised here
-            return 0, self._pool.receive(0, None)[1], None
         while True:
             number, packed = self._receive_packed()
             is_stale = self._stale[number] > 0
@@ -438,9 +452,6 @@ class Epoch(LoaderIter):
             elif pending.error is None:
                 self._stale[worker] += 1
         self._window = kept
-        if not self._has_workers:
-            self._drawn_all = True
-            return
         if not self._persistent_workers:
             self._pool.end(worker)
         self._send_next()
@@ -453,11 +464,12 @@ class Epoch(LoaderIter):
             self._count_failures(answer.failures)
         if answer.report is not None:
             self._progress.dataset.report = pickle.loads(answer.report)
-        if facts is None:
-            nbytes = _nbytes(answer.value)
-            self._receiver.count(start, answer.figures, nbytes, None)
+        if facts is None:  # read in this thread
+            value = answer.value
+            nbytes = value.nbytes if type(value) is torch.Tensor else _nbytes(value)
         else:
-            self._receiver.count(start, answer.figures, facts.nbytes, facts)
+            nbytes = facts.nbytes
+        self._receiver.count(start, answer.figures, nbytes, facts)
 
     def _leave_out(self, answer: Answer) -> None:
         """Count a batch whose samples all failed."""
@@ -508,9 +520,7 @@ class Epoch(LoaderIter):
         if is_profiling():
             recorded: Any = torch.autograd.profiler.record_function(self._profile_name)
         else:
-            recorded = RangeInC(
-                self._profile_name
-            )  # for others than Python's profilers
+            recorded = self._range
         with recorded:
             batch = self._next_data()
         self._num_yielded += 1

@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 import functools
+import math
 import time
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
-from torch.utils.data import Subset
+import torch
+from torch.utils.data import Subset, default_collate
 
-from ..core.cpu_time import cpu_seconds
+from .. import backend
+from ..batch import allocation
+from ..core.torch_private import (
+    data_collate,
+    in_forward_ad,
+    is_recorded,
+    num_function_modes,
+)
 from ._dataset_state import DatasetTracker
 from ._random_state import (
     SampleTask,
@@ -20,7 +29,10 @@ from ._random_state import (
     seed_all,
 )
 from .sample_errors import NO_SAMPLES, ErrorPolicy
-from .tracebacks import Indices, format_indices, locate_in_batch
+from .tracebacks import Indices, format_indices, last_position, locate_in_batch
+
+#: A reading of the CPU clock is not repeated within this time.
+_CPU_SECONDS = 200e-6
 
 
 class Source(NamedTuple):
@@ -55,21 +67,66 @@ class Source(NamedTuple):
     seeds: bool | Callable[[int], Any]
 
 
+class Times:
+    """Measure the times of a batch until its samples are complete, and after that.
+
+    Three readings of the CPU clock take half as long as a small batch. So batches that
+    begin soon after a reading have the shares of CPU time of the last batch. If such a
+    batch takes long, its CPU time is that since the reading.
+
+    Args:
+        cpu_clock: returns the CPU time of this process.
+    """
+
+    def __init__(self, cpu_clock: Callable[[], float]) -> None:
+        self._cpu_clock, self._shares = cpu_clock, (0.0, 0.0)
+        self._read_at, self._cpu = -math.inf, 0.0
+
+    def begin(self) -> None:
+        """Begin a batch."""
+        self._start = time.perf_counter()
+        self._reads = self._start - self._read_at > _CPU_SECONDS
+        if self._reads:
+            self._cpu_start = self._cpu_clock()
+
+    def split(self) -> None:
+        """Note that the samples are complete."""
+        self._middle = time.perf_counter()
+        if self._reads:
+            self._cpu_middle = self._cpu_clock()
+
+    def end(self) -> tuple[float, float, float, float]:
+        """Return the seconds of both parts, then their CPU seconds."""
+        end, middle = time.perf_counter(), self._middle
+        first, second = middle - self._start, end - middle
+        if self._reads or first + second > _CPU_SECONDS:
+            before, self._cpu, self._read_at = self._cpu, self._cpu_clock(), end
+            share = (self._cpu - before) / (first + second)
+            self._shares = share, share
+            if self._reads:
+                self._shares = (
+                    (self._cpu_middle - self._cpu_start) / first,
+                    (self._cpu - self._cpu_middle) / second,
+                )
+        shares = self._shares
+        return first, second, shares[0] * first, shares[1] * second
+
+
 class _Fetcher:
     """The part of both fetchers that makes a batch.
 
+    Args:
+        source: the dataset.
+        times: measures the parts of a batch.
+
     Attributes:
         collate_fn: makes a batch of samples.
-        cpu_clock: returns the CPU time of this process.
-        collate_start: the wall clock and the CPU clock when the samples were complete.
     """
 
-    collate_start = (0.0, 0.0)
-
-    def __init__(self, source: Source) -> None:
-        self.collate_fn = source.collate_fn
-        # Finished child processes are counted in workers only: it takes a call more.
-        self.cpu_clock = cpu_seconds if source.num_workers else time.process_time
+    def __init__(self, source: Source, times: Times) -> None:
+        self.collate_fn, self._times = source.collate_fn, times
+        if source.collate_fn is default_collate and backend.name == "native":
+            self.collate_fn = DefaultCollate(source.num_workers > 0).collate
 
     def locate(self, error: BaseException) -> str:
         """Return the samples of an error of the last batch, as a text."""
@@ -77,7 +134,7 @@ class _Fetcher:
 
     def _collate(self, samples: Any) -> Any:
         """Return a batch. ``StopIteration`` would look like the end of the data."""
-        self.collate_start = time.perf_counter(), self.cpu_clock()
+        self._times.split()
         if samples is NO_SAMPLES:
             return samples
         try:
@@ -86,22 +143,83 @@ class _Fetcher:
             raise early_end("collate_fn", error, self.locate(error)) from error
 
 
+class DefaultCollate:
+    """torch's ``default_collate``, in half of its time for small plain samples.
+
+    Args:
+        in_worker: large tensors go to the functions of ``default_collate_fn_map``,
+            which write into the slab of a worker.
+    """
+
+    def __init__(self, in_worker: bool) -> None:
+        self._in_worker = in_worker
+        modules = data_collate.__name__, f"{__package__}.messages"
+        self._known = {
+            kind: function
+            for kind, function in data_collate.default_collate_fn_map.items()
+            if function.__module__ in modules
+        }
+
+    def collate(self, samples: list[Any]) -> Any:
+        """Return torch's batch, or raise torch's error."""
+        functions = data_collate.default_collate_fn_map
+        is_known = functions == self._known  # the user may add functions to it
+        if is_known and not (in_forward_ad() or is_recorded() or num_function_modes()):
+            try:
+                return self._column(samples)
+            except Exception:
+                pass
+        return default_collate(samples)
+
+    def _column(self, column: Any) -> Any:
+        cls = type(column[0])
+        found: Any = None
+        if cls is torch.Tensor:
+            if not self._in_worker or _is_small(column):
+                found = backend.stack_equal(column)
+        elif cls is dict:
+            found = backend.columns([*column], True)
+            for key, values in found.items() if found else ():
+                if type(values) is list:
+                    found[key] = self._column(values)
+        elif cls is tuple:
+            found = self._tuples(column)
+        if found is not None:
+            return found
+        function: Any = self._known.get(cls)
+        if function is None:
+            return default_collate(column)
+        return function(column, collate_fn_map=self._known)
+
+    def _tuples(self, column: Any) -> list[Any] | None:
+        if set(map(type, column)) != {tuple} or len(set(map(len, column))) > 1:
+            return None
+        return [self._column(each) for each in zip(*column, strict=True)]
+
+
+def _is_small(column: Any) -> bool:
+    size: int = column[0].nbytes * len(column)
+    return size <= allocation.SMALL_NBYTES
+
+
 class MapFetcher(_Fetcher):
     """Reads the batches of a map-style dataset."""
 
-    def __init__(self, source: Source) -> None:
-        super().__init__(source)
+    def __init__(self, source: Source, times: Times) -> None:
+        super().__init__(source, times)
         self._dataset, self._policy = source.dataset, source.policy
         self._auto_collation = source.auto_collation
         self._has_keys, self._seeds = source.has_keys, source.seeds
         self._saves = source.seeds is not False and not source.num_workers
         self._saved: Any = None  # the random states before a batch
         self._indices: Any = None  # of the last batch
+        self._iterator: Any = None  # over them
         self._location = ""  # of its error, once it is known
         method = getattr(source.dataset, "__getitems__", None)
         # torch's method reads samples one by one, in the order of the indices.
         is_each = getattr(method, "__func__", None) is Subset.__getitems__
         self._reads_each = source.has_keys or not method or is_each
+        self._is_read_elsewhere = source.has_keys or is_each
 
     def fetch(self, task: Any) -> Any:
         """Return the batch of a task."""
@@ -109,18 +227,20 @@ class MapFetcher(_Fetcher):
 
     def read(self, task: Any) -> Any:
         """Return the samples of a task, or `NO_SAMPLES`."""
-        indices = task.indices if self._has_keys else task
+        indices, dataset = task.indices if self._has_keys else task, self._dataset
+        self._location, self._iterator = "", None
         if self._auto_collation and self._reads_each:
-            indices = Indices(indices)
-        self._indices, self._location = indices, ""
+            indices = (Indices if self._is_read_elsewhere else list)(indices)
+        self._indices = indices
         try:
             if self._has_keys:
                 return self._read_with_keys(task, indices)
             if not self._auto_collation:
-                return self._dataset[indices]
-            if getattr(self._dataset, "__getitems__", None):
-                return self._dataset.__getitems__(indices)
-            return [self._dataset[index] for index in indices]
+                return dataset[indices]
+            if getattr(dataset, "__getitems__", None):
+                return dataset.__getitems__(indices)
+            self._iterator = iter(indices)
+            return [dataset[index] for index in self._iterator]
         except (StopIteration, GeneratorExit) as error:
             self._location = self.locate(error)
             raise early_end("the dataset", error, self._location) from error
@@ -164,6 +284,8 @@ class MapFetcher(_Fetcher):
             return self._location
         if isinstance(indices, Indices):
             position = indices.take_position()
+        elif self._iterator is not None:
+            position = last_position(self._iterator, len(indices))
         if position is not None:
             return f"at index {format_indices(indices[position])}"
         if self._auto_collation and isinstance(indices, Iterable):
@@ -174,8 +296,8 @@ class MapFetcher(_Fetcher):
 class IterableFetcher(_Fetcher):
     """Reads the batches of an iterable dataset, one epoch of it."""
 
-    def __init__(self, source: Source) -> None:
-        super().__init__(source)
+    def __init__(self, source: Source, times: Times) -> None:
+        super().__init__(source, times)
         self._auto_collation, self._drop_last = source.auto_collation, source.drop_last
         tracker: Any = source.tracker
         self._samples, self._ended = tracker.open(), False

@@ -10,9 +10,10 @@ from typing import Any, NamedTuple
 import torch
 
 from ..batch.stack import PaddingCounter
+from ..core.cpu_time import cpu_seconds
 from ..core.torch_private import numpy_seed, set_worker_info
 from ._random_state import SampleTask
-from .fetchers import IterableFetcher, MapFetcher, Source, early_end
+from .fetchers import IterableFetcher, MapFetcher, Source, Times, early_end
 from .sample_errors import NO_SAMPLES
 from .tracebacks import add_note
 
@@ -68,6 +69,8 @@ class Reader:
     def __init__(self, source: Source, base_seed: int) -> None:
         self._source, self._base_seed = source, base_seed
         self.number = -1  # of the batch in its epoch
+        # Finished child processes are counted in workers only: it takes a call more.
+        self._times = Times(cpu_seconds if source.num_workers else time.process_time)
         self._epoch = 0
         self._fetcher: MapFetcher | IterableFetcher
         self._start_error: BaseException | None = None
@@ -110,7 +113,7 @@ class Reader:
         """Restore the dataset, and begin its first epoch."""
         tracker = self._source.tracker
         if tracker is not None:
-            read_again = MapFetcher(self._source).read
+            read_again = MapFetcher(self._source, self._times).read
             tracker.enter(worker, read_again)
         self._begin_epoch()
 
@@ -127,7 +130,7 @@ class Reader:
 
     def _begin_epoch(self) -> None:
         make = IterableFetcher if self._source.is_iterable else MapFetcher
-        self._fetcher = make(self._source)
+        self._fetcher = make(self._source, self._times)
 
     def run(self, task: Task) -> Answer:
         """Return the batch of a task, its error, or the end of an iterable dataset.
@@ -138,8 +141,7 @@ class Reader:
         if self._start_error is not None:
             return Answer(ERROR, self._start_error)
         epoch, self.number, indices = task
-        cpu_clock, has_workers = self._fetcher.cpu_clock, self._source.num_workers > 0
-        start, cpu = time.perf_counter(), cpu_clock()
+        self._times.begin()
         try:
             if epoch != self._epoch:
                 self._epoch = epoch
@@ -155,23 +157,14 @@ class Reader:
         except BaseException as error:
             self._take_failures()  # of a batch that is not delivered
             location = self._locate(error)
-            if has_workers:
+            if self._source.num_workers:
                 return Answer(ERROR, error, location=location)
             add_note(error, location)
             raise
         finally:
             self._fetcher.restore()
-        end, (collate_start, collate_cpu) = (
-            time.perf_counter(),
-            self._fetcher.collate_start,
-        )
         figures = Figures(
-            collate_start - start,
-            end - collate_start,
-            collate_cpu - cpu,
-            cpu_clock() - collate_cpu if has_workers else 0.0,  # the clock is slow
-            padding.stacked_nbytes,
-            padding.padding_nbytes,
+            *self._times.end(), padding.stacked_nbytes, padding.padding_nbytes
         )
         kind = BATCH
         if batch is NO_SAMPLES:

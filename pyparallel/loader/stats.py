@@ -88,9 +88,10 @@ class LoaderStats:
         ring_hits: the number of batches that were sent in the ring, or in the message.
         ring_misses: the number of batches that were allocated outside the ring.
         fetch_cpu_seconds: the CPU time in ``fetch_seconds``, of all threads. The rest
-            is waiting for a disk, a network, another process or a core.
-        collate_cpu_seconds: the CPU time in ``collate_seconds``. 0 without workers,
-            where it is not measured.
+            is waiting for a disk, a network, another process or a core. A batch that
+            begins within 0.2 ms of a reading of the clock has the share of the last
+            one.
+        collate_cpu_seconds: the CPU time in ``collate_seconds``, measured like that.
         pack_cpu_seconds: the CPU time in ``pack_seconds``.
         core_wait_seconds: the time in which workers were ready to run but had no core,
             as counted by Linux. 0 on other systems and without workers.

@@ -111,11 +111,20 @@ class Indices(list[Any]):
         return self._iterator
 
     def take_position(self) -> int | None:
-        """Return the last position that was read, None at the end and at the start."""
+        """Return the last position that was read, None without an iterator."""
         iterator, self._iterator = self._iterator, None  # it refers to this list
-        if iterator is None or not iterator.__reduce__()[1][0]:
-            return None
-        return len(self) - length_hint(iterator) - 1
+        return None if iterator is None else last_position(iterator, len(self))
+
+
+def last_position(iterator: Iterator[Any], count: int) -> int | None:
+    """Return the last position that was read of a list, None at its end.
+
+    Args:
+        iterator: an iterator over the list.
+        count: the length of the list.
+    """
+    state: Any = iterator.__reduce__()  # at the end, it refers to an empty list
+    return count - length_hint(iterator) - 1 if state[1][0] else None
 
 
 def locate_in_batch(
