@@ -51,7 +51,7 @@ def test_a_machine_with_enough_of_all_is_ok(looked, tmp_path):
             "open": 10,
             "limit": 1024,
             "hard_limit": 4096,
-            "enough_for_workers": (1024 - 10 - 6) // 4,
+            "enough_for_workers": (1024 - 10 - 7) // 3,
         },
         "locked_memory": {
             "limit_nbytes": 8 << 20,
