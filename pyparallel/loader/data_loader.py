@@ -33,7 +33,7 @@ from ._progress import Progress
 from .applied import applied_changes
 from .copies import TimeoutOfCopies, reads_data_of
 from .epoch import Epoch
-from .preflight import Finding, check_workers_are_processes, num_cores
+from .preflight import Finding, check_workers, num_cores
 from .sample_errors import SampleError, check_policy
 from .state_dict import StatefulLoader
 from .stats import LoaderStats, Meter
@@ -208,7 +208,7 @@ class DataLoader(TorchLoader[_T_co], StatefulLoader):
             }
         )
         check_policy(self)
-        check_workers_are_processes(self)
+        check_workers(self)
         for part in ordering_parts(self).values():  # such as SizeBatchSampler
             if callable(check := getattr(part, "check_loader", None)):
                 check(self)

@@ -36,7 +36,7 @@ from .arguments import Loader
 from .errors import dead_worker_error, raise_error
 from .fetchers import Source
 from .messages import BatchProgram, Facts, unpack_answer
-from .preflight import check_workers_are_processes, start_method_of
+from .preflight import check_workers, start_method_of
 from .reader import BATCH, END, ERROR, Answer, Reader
 from .tracebacks import clear_frames, format_indices, hide_frames, rank_text
 
@@ -90,7 +90,7 @@ class Epoch(LoaderIter):
 
     def __init__(self, loader: Loader) -> None:
         if loader.num_workers:
-            check_workers_are_processes(loader)  # the context may be another one now
+            check_workers(loader)  # the context may be another one now
         self._receiver: BatchReceiver = loader._receiver
         self._meter = self._receiver.meter
         self._meter.pause()

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ..core.errors import BatchTypeError
+from ..core.errors import BatchTypeError, check_int
 from ..core.text import nbytes_text
 from .arguments import Loader
 
@@ -290,14 +290,21 @@ def start_method_of(loader: Loader) -> str:
     return context.get_start_method() if context else default_start_method()
 
 
-def check_workers_are_processes(loader: Loader) -> None:
-    """Raise ``BatchTypeError`` if the context of a loader would start threads.
+def check_workers(loader: Loader) -> None:
+    """Raise an error for workers that cannot be started.
 
     Workers set the seeds of their process and replace a function of torch in it. In a
     thread they would do so for the whole program.
+
+    Raises:
+        BatchTypeError: the context would start threads, or a number is no integer.
+        BatchValueError: ``prefetch_factor`` is 0.
     """
     if loader.num_workers == 0:
         return
+    check_int(loader.num_workers, 0, "DataLoader: num_workers")
+    if loader.prefetch_factor is not None:
+        check_int(loader.prefetch_factor, 1, "DataLoader: prefetch_factor")
     process = (loader.multiprocessing_context or torch.multiprocessing).Process
     made = process if isinstance(process, type) else type(process())
     if not issubclass(made, BaseProcess):

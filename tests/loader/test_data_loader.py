@@ -285,6 +285,30 @@ def test_torch_checks_its_own_arguments() -> None:
         DataLoader(Numbers(), prefetch_factor=2)
 
 
+@pytest.mark.parametrize(
+    ("arguments", "kind", "text"),
+    [
+        (
+            {"num_workers": 1.5},
+            TypeError,
+            "DataLoader: num_workers must be an integer of 0 or more, but is 1.5 "
+            "(float).",
+        ),
+        (
+            {"prefetch_factor": 0},
+            ValueError,
+            "DataLoader: prefetch_factor must be an integer of 1 or more, but is 0.",
+        ),
+    ],
+)
+def test_numbers_with_which_no_worker_starts_are_refused(
+    arguments: dict[str, Any], kind: type[Exception], text: str
+) -> None:
+    with pytest.raises(kind) as caught:
+        DataLoader(Numbers(), **{"num_workers": 1, **arguments})
+    assert isinstance(caught.value, AssertionError) and str(caught.value) == text
+
+
 OURS = {"ring_slabs", "max_ring_bytes", "sample_seeds", "snapshot_every_n_steps"}
 OURS |= {"on_error", "max_errors", "replay_dataset"}
 
