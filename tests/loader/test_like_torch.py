@@ -439,6 +439,7 @@ def test_without_order_the_first_batch_that_is_ready_comes_first(in_order: Any) 
     assert found[:2] == [1, 3] and sorted(found) == [0, 1, 2, 3]
 
 
+@pytest.mark.also_peers
 def test_the_names_that_other_libraries_use() -> None:
     loader: DataLoader[int] = DataLoader(
         range(6), 2, num_workers=2, persistent_workers=True
@@ -465,6 +466,51 @@ def test_the_names_that_other_libraries_use() -> None:
         batches.__getstate__()
 
 
+@pytest.mark.also_peers
+@with_kinds
+def test_torch_geometric_transforms_the_batches_of_an_iterator(kind: str) -> None:
+    """The pattern of its ``NodeLoader`` and ``DataLoaderIterator``, on our class."""
+
+    class Transforming:
+        def __init__(self, iterator: Any) -> None:
+            self.iterator = iterator
+
+        def __iter__(self) -> Any:
+            return self
+
+        def _reset(self, loader: Any, first_iter: bool = False) -> None:
+            self.iterator._reset(loader, first_iter)
+
+        def __len__(self) -> int:
+            return len(self.iterator)
+
+        def __next__(self) -> Any:
+            return [-each for each in next(self.iterator)]
+
+    class Nodes(DataLoader[Any]):
+        def _get_iterator(self) -> Any:
+            return Transforming(super()._get_iterator())
+
+    loader = Nodes(range(5), 2, collate_fn=as_is, **KINDS[kind])
+    for _ in range(3):
+        assert list(loader) == [[0, -1], [-2, -3], [-4]]
+    assert len(iter(loader)) == 3
+
+
+@pytest.mark.also_peers
+def test_composer_ends_the_workers_in_the_middle_of_an_epoch() -> None:
+    """The pattern of ``Trainer.close`` and of its ``DataSpec``, on our class."""
+    loader = DataLoader(range(8), 2, num_workers=2, persistent_workers=True)
+    for _ in range(2):
+        batches = iter(loader)
+        assert next(batches).tolist() == [0, 1]
+        if loader._iterator is not None:
+            loader._iterator._shutdown_workers()
+            loader._iterator = None
+        assert [batch.tolist() for batch in loader][3] == [6, 7]
+
+
+@pytest.mark.also_peers
 def test_timm_repeats_one_iterator() -> None:
     """The pattern of ``MultiEpochsDataLoader``, on our class."""
 

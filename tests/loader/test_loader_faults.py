@@ -6,6 +6,7 @@ import os
 import pickle
 import signal
 import sys
+import threading
 import time
 from typing import Any
 
@@ -156,6 +157,35 @@ def test_a_worker_that_dies_with_a_slab(
     for _ in range(2):
         assert [int(batch[0, 0]) for batch in loader] == [0, 1, 2, 3, 4, 5]
     assert all_free(loader)
+
+
+@pytest.mark.parametrize("how", ["SIGKILL", "_exit", "exit"])
+def test_a_thread_that_iterates_gets_the_error_of_a_death(
+    how: str, tmp_path: Any
+) -> None:
+    path = tmp_path / "die"
+    path.touch()
+    loader = pyparallel.DataLoader(
+        Numbers(6, (30_000,)),
+        num_workers=2,
+        collate_fn=Dying(path, how),
+        multiprocessing_context="fork",
+    )
+    errors: list[str] = []
+
+    def consume() -> None:
+        try:
+            for _ in loader:
+                pass
+        except RuntimeError as error:
+            errors.append(str(error))
+
+    thread = threading.Thread(target=consume, daemon=True)
+    thread.start()
+    thread.join(30)
+    assert not thread.is_alive()
+    assert errors.pop().startswith("DataLoader: a worker must live")
+    assert all_free(loader) and not children()
 
 
 @both_lives
