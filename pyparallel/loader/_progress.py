@@ -173,34 +173,23 @@ class Progress:
     ) -> None:
         """Restore the order of the indices, and the random states.
 
-        The number of the epoch is that of the state. If the sampler yields other
-        indices, it is the number of the user's ``set_epoch``: a state of version 2 has
-        another one if its epoch followed a state between two epochs. The checksum of
-        the indices decides.
-
         If the state is of another rank, this rank keeps its own random states. With
         those of one saved rank, all ranks would draw the same numbers.
 
         Raises:
             RuntimeError: the sampler does not yield the same indices again.
         """
-        own, users = _random_state.capture(self._generators), find_epochs(self._parts)
-        saved = self._epoch["epochs"]
-        for epochs in [saved] if saved == users else [saved, users]:
-            self._epoch["epochs"] = epochs
-            set_epochs(self._parts, epochs)
-            _random_state.restore(self._epoch["start"], self._generators)
-            is_moved = self._replay(state, generator)
-            if is_moved is not None:
-                break
-        else:
-            advice = " Or call set_epoch with the number of the epoch." if saved else ""
+        own = _random_state.capture(self._generators)
+        set_epochs(self._parts, self._epoch["epochs"])
+        _random_state.restore(self._epoch["start"], self._generators)
+        is_moved = self._replay(state, generator)
+        if is_moved is None:
             raise RuntimeError(
                 f"DataLoader.load_state_dict: the sampler must yield its first "
                 f"{state['epoch']['drawn']} batches of indices again, but yields "
                 f"others with the restored random states. Load the state of the same "
-                f"rank, sampler and data.{advice} If the sampler has its own "
-                f"randomness, add state_dict and load_state_dict to it."
+                f"rank, sampler and data. If the sampler has its own randomness, add "
+                f"state_dict and load_state_dict to it."
             )
         self._has_replayed = True
         if is_moved:

@@ -16,14 +16,13 @@ datasets and samplers and the indices of samples that raised, are one list:
 3. otherwise as objects. ``state`` is then a ``SimpleNamespace`` of the text and the
    objects. ``torch.save`` accepts it if it can pickle the objects; ``json`` does not.
 
-The modules of this folder use a dict of plain values instead, which is that of
-version 2: `encode` and `decode` convert it.
+The modules of this folder use a dict of plain values instead: `encode` and `decode`
+convert it.
 """
 
 from __future__ import annotations
 
 import base64
-import binascii
 import copy
 import io
 import json
@@ -36,7 +35,7 @@ import torch
 
 from ..core.errors import type_name
 
-#: The version of the format. `decode` reads version 2 as well.
+#: The version of the format.
 VERSION = 3
 _KEYS = ["version", "epochs", "state"]
 #: The entry that accelerate adds to a state.
@@ -91,7 +90,7 @@ def _replace_values(
 
 
 def decode(state: Any) -> dict[str, Any]:
-    """Return the dict of a state that `encode` returned, or of a state of version 2.
+    """Return the dict of a state that `encode` returned.
 
     Raises:
         ValueError: the state has another format, or was changed.
@@ -104,20 +103,16 @@ def decode(state: Any) -> dict[str, Any]:
         )
     state = {name: value for name, value in state.items() if name != _OF_ACCELERATE}
     version = state["version"]
-    if type(version) is not int or version not in (2, VERSION):
+    if type(version) is not int or version != VERSION:
         raise ValueError(
             f"{_WHERE} be of version {VERSION}, but is of version {version!r}. Load it "
             "with the version of pyparallel that saved it."
         )
-    if version == VERSION:
-        if sorted(map(str, state)) != sorted(_KEYS):
-            raise ValueError(
-                f"{_WHERE} have the entries {_KEYS}, but has {list(state)}. {_ADVICE}"
-            )
-        state = _decode(state["epochs"], state["state"])
-    entries = {name: state[name] for name in state if name != "version"}
-    _check_entries(entries)
-    return copy.deepcopy(entries)
+    if sorted(map(str, state)) != sorted(_KEYS):
+        raise ValueError(
+            f"{_WHERE} have the entries {_KEYS}, but has {list(state)}. {_ADVICE}"
+        )
+    return copy.deepcopy(_decode(state["epochs"], state["state"]))
 
 
 def _decode(epochs: Any, leaf: Any) -> dict[str, Any]:
@@ -197,139 +192,3 @@ def _from_text(text: str) -> Any:
 def _shorten(value: Any) -> str:
     text = repr(value)
     return text if len(text) <= 60 else f"{text[:57]}..."
-
-
-# ------------------------------------------------------------- the form of the entries
-_Form = Callable[[Any], bool]
-
-
-def _is(*types: type) -> _Form:
-    return lambda value: type(value) in types
-
-
-def _optional(form: _Form) -> _Form:
-    return lambda value: value is None or form(value)
-
-
-def _list_of(form: _Form) -> _Form:
-    return lambda value: type(value) is list and all(map(form, value))
-
-
-def _dict_of(form: _Form) -> _Form:
-    return lambda value: (
-        type(value) is dict
-        and all(type(key) is str for key in value)
-        and all(map(form, value.values()))
-    )
-
-
-def _record(**forms: _Form) -> _Form:
-    return lambda value: (
-        type(value) is dict
-        and value.keys() == forms.keys()
-        and all(form(value[name]) for name, form in forms.items())
-    )
-
-
-def _is_count(value: Any) -> bool:
-    return type(value) is int and value >= 0
-
-
-def _is_any(value: Any) -> bool:
-    return True
-
-
-def _is_base64(value: Any) -> bool:
-    try:
-        return type(value) is str and bool(base64.b64decode(value, validate=True))
-    except (binascii.Error, ValueError):
-        return False
-
-
-def _is_random(value: Any) -> bool:
-    if type(value) is not dict:
-        return False
-    forms = {**_RANDOM, "numpy": _is(list)} if "numpy" in value else _RANDOM
-    return _record(**forms)(value)
-
-
-def _is_saved(value: Any) -> bool:
-    """Return True for the state of a `StatefulIterable`."""
-    has_form = _record(own=_is_any, iterator=_is_any, ended=_is(bool))(value)
-    return has_form and not value["own"] is value["iterator"] is None
-
-
-_bool, _int = _is(bool), _is(int)
-_RANDOM = {"torch": _is_base64, "python": _is(list), "generators": _dict_of(_is_base64)}
-_WORKER = {
-    "given": _is_count,
-    "ended": _bool,
-    "random": _optional(_is_random),
-    "state": lambda value: (
-        value is None or _is_saved(value) or _record(own=_is_any)(value)
-    ),
-}
-_EPOCH = {
-    **{"start": _is_random, "epochs": _dict_of(_int), "iterators": _is_count},
-    **{"seeds": _bool, "drawn": _is_count, "digest": _is_count, "exhausted": _bool},
-    "turn": _is_count,
-}
-_RANKS = {
-    **{"num_replicas": _is_count, "rank": _is_count},
-    "history": _list_of(_list_of(_is_count)),
-}
-_LOADER = {
-    **{"dataset": _is(str), "batch_size": _optional(_is_count), "drop_last": _bool},
-    **{"num_workers": _is_count, "sample_seeds": _bool},
-}
-_STATE: dict[str, _Form] = {
-    "loader": _record(**_LOADER),
-    "random": _is_random,
-    "epochs": _dict_of(_int),
-    "samples": _optional(_record(seed=_int, epoch=_is_count)),
-    "ranks": _optional(_record(**_RANKS)),
-    "errors": _list_of(lambda error: type(error) is list and len(error) == 2),
-    "base_seed": _optional(_int),
-    "sampler": _optional(_is_saved),
-    "given": _is_count,
-    "workers": lambda value: (
-        _dict_of(_record(**_WORKER))(value) and all(map(str.isdecimal, value))
-    ),
-    "epoch": _optional(_record(**_EPOCH)),
-}
-
-
-def _check_entries(state: dict[str, Any]) -> None:
-    """Raise ``ValueError`` if the entries of a state have other forms."""
-    if state.keys() != _STATE.keys():
-        differs = sorted(map(str, state.keys() ^ _STATE.keys()))
-        raise ValueError(
-            f"{_WHERE} have the entries {list(_STATE)}, but differs in {differs}. "
-            f"{_ADVICE}"
-        )
-    for name, form in _STATE.items():
-        if not form(state[name]):
-            raise ValueError(
-                f"{_WHERE} be as state_dict() returned it, but its entry {name!r} is "
-                f"{_shorten(state[name])}. {_ADVICE}"
-            )
-    _check_position(state)
-
-
-def _check_position(state: dict[str, Any]) -> None:
-    """Raise ``ValueError`` if the numbers of batches inside of an epoch disagree."""
-    given, epoch = state["given"], state["epoch"]
-    if epoch is None:
-        return
-    if state["loader"]["dataset"] == "map-style" and not 0 < given <= epoch["drawn"]:
-        raise ValueError(
-            f"{_WHERE} have 1 to {epoch['drawn']} batches, which the sampler has "
-            f"yielded, but has {given}. {_ADVICE}"
-        )
-    records = [each for each in state["workers"].values() if not each["ended"]]
-    found = sum(record["given"] for record in records)
-    if state["loader"]["dataset"] == "iterable" and found != given:
-        raise ValueError(
-            f"{_WHERE} have {given} batches of all processes that read the dataset, "
-            f"but has {found}. {_ADVICE}"
-        )
