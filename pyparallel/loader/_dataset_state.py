@@ -4,14 +4,9 @@ Every worker gets a `DatasetTracker` together with the dataset. It reports the
 state of a stateful dataset with each batch, and restores the position of a stopped
 worker. `DatasetStates` collects the reports in the parent.
 
-Note: [dataset states]. Without workers, the dataset is in the parent and exactly behind
-the last batch, so ``state_dict()`` of the loader calls its ``state_dict()``. A worker
-is ahead of the consumer, so its state must come with each batch. A run that saves no
-state needs none of these. So workers report states only after the first
-``state_dict()`` of the loader. Until the first report, the state of a worker is its
-number of batches, and a restored worker reads them again from the start of the epoch.
-(torchdata's loader saves a state in every worker after ``iter(dataset)`` and after each
-batch.)
+Note: [dataset states]. A worker is ahead of the consumer, so its state must come with
+each batch, but only after the first ``state_dict()`` of the loader. Before that, the
+state of a worker is its number of batches, and a restored worker reads them again.
 """
 
 from __future__ import annotations

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import threading
 import time
 import weakref
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -292,10 +293,8 @@ class LoaderStats:
             made[part] = f"{getattr(self, f'{part}_seconds'):.3f} s"
             if cpu:
                 made[part] += f", {cpu:.3f} s of it CPU time"
-            if (
-                self.load_seconds and not self._work_seconds
-            ):  # of a loader without stats()
-                made[part] = "not measured"
+            if self.load_seconds and not self._work_seconds:
+                made[part] = "not measured"  # of a loader without stats()
         rows = {
             "batches": f"{self.batches}, {nbytes_text(self.nbytes)}",
             "wait": f"{self.wait_seconds:.3f} s, {percent(self.waited)} of the time; "
@@ -373,19 +372,15 @@ class Meter:
         """Return the number of batches, the bytes stacked, and the bytes of padding."""
         counts = self._counts
         with self._lock:
-            totals = (
-                counts["batches"],
-                counts["stacked_nbytes"],
-                counts["padding_nbytes"],
-            )
-        return int(totals[0]), int(totals[1]), int(totals[2])
+            batches, stacked = counts["batches"], counts["stacked_nbytes"]
+            return int(batches), int(stacked), int(counts["padding_nbytes"])
 
     def count_batch(
         self, start: int, figures: Any, nbytes: int, facts: Any = None
     ) -> None:
         """Count a batch for which its consumer waited in this thread.
 
-        One call replaces `waiting` and `add`, because it is on the hot path.
+        One call replaces several of `add`, because it is on the hot path.
 
         Args:
             start: the reading of ``clock`` at the start of the wait, which ends now.
@@ -393,16 +388,9 @@ class Meter:
             nbytes: as in `LoaderStats`, for this batch.
             facts: the times of the message from a worker, None without one.
         """
-        thread, counts = self._thread, self._counts
-        last_end, thread.last_end = thread.last_end, (now := self.clock())
-        wait = now - start
+        self.count_wait(start)
+        counts = self._counts
         with self._lock:
-            self._wait += wait
-            if last_end is not None:
-                self._busy += start - last_end
-            else:
-                self._first_wait += wait
-                counts["first_waits"] += 1
             counts["batches"] += 1
             counts["nbytes"] += nbytes
             counts["fetch_seconds"] += figures.fetch_seconds
@@ -435,13 +423,18 @@ class Meter:
                 self._first_wait += now - start
                 self._counts["first_waits"] += 1
 
-    def waiting(self) -> _Waiting:
-        """Return a context manager for the block in which the consumer waits.
+    @contextlib.contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Count the block as a wait of this thread's consumer.
 
         The time of the same thread between two such blocks counts as busy. Do not nest
         blocks of one meter.
         """
-        return _Waiting(self)
+        start = self.clock()
+        try:
+            yield
+        finally:
+            self.count_wait(start)
 
     def pause(self) -> None:
         """Do not count the time until this thread's next wait as busy.
@@ -487,21 +480,6 @@ class _ThreadTimes(threading.local):
     """The end of this thread's last wait. None: no step follows it."""
 
     last_end: int | None = None
-
-
-class _Waiting:
-    """One wait of one thread."""
-
-    __slots__ = ("_meter", "_start")
-
-    def __init__(self, meter: Meter) -> None:
-        self._meter = meter
-
-    def __enter__(self) -> None:
-        self._start = self._meter.clock()
-
-    def __exit__(self, *error: Any) -> None:
-        self._meter.count_wait(self._start)
 
 
 _meters: weakref.WeakSet[Meter] = weakref.WeakSet()

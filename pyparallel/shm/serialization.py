@@ -73,14 +73,7 @@ class Message(NamedTuple):
         miss: the reason why the batch is not in the ring, or None.
     """
 
-    location: (
-        SlabLocation
-        | memfd.SharedBuffer
-        | memfd.SharedBufferHandle
-        | bytes
-        | int
-        | None
-    )
+    location: SlabLocation | memfd.SharedBufferHandle | bytes | None
     body: bytes
     plan: Any
     order: tuple[int, ...] | None
