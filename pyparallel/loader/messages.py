@@ -28,6 +28,7 @@ from ..workers import descriptors
 from ..workers.interface import Outgoing
 from .errors import pack_error
 from .reader import BATCH, ERROR, Answer, Figures, Reader, Task
+from .tracebacks import clear_frames
 
 
 class Facts(NamedTuple):
@@ -115,6 +116,8 @@ class BatchProgram:
         except BaseException:
             where = f"in DataLoader worker process {self._worker}"
             packed = pack_error(error, where, location)
+        # The slab of a batch that failed is in use as long as frames refer to tensors.
+        clear_frames(error)
         head = _pack_head(Answer(ERROR, packed))
         return Outgoing(head, ends=not isinstance(error, Exception))
 
