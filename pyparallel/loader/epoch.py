@@ -194,6 +194,8 @@ class Epoch(LoaderIter):
             inline_nbytes=0 if self._pins_ring else INLINE_NBYTES,
         )
         self._pool = ProcessWorkers(context, program, self._num_workers)
+        if self._pins_ring:  # now, because workers of a fork could not use CUDA later
+            torch.cuda.init()  # until then, `is_pinned` is False for all memory
 
     def _reset(self, loader: Loader, first_iter: bool = False) -> None:
         """Begin the next epoch of persistent workers, by torch's name."""
