@@ -367,26 +367,32 @@ def cache_memory(stream: Any = None) -> None:
     del blocks
 
 
-def num_here(loader: Any) -> int:
-    """Return how many slabs have arrived in this process."""
-    return holders(loader).count(ring_module.PARENT)
+def in_thread(body: Callable[[], Any], stream: Any = None) -> None:
+    """Run ``body`` in another thread, on a stream or the default one."""
+
+    def run() -> None:
+        with torch.cuda.stream(stream):
+            body()
+
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(run).result()
 
 
 def test_batches_arrive_and_are_pinned_beside_a_capture() -> None:
-    """The pinning thread adopts slabs, which pins them and asks for done copies."""
-    dataset = Gated(num_free=BATCH)
-    loader = pinned_loader(dataset, persistent_workers=True)
-    batches = iter(loader)
+    """The first use of a slab pins it. A later one asks for done copies."""
+    loader = pinned_loader(persistent_workers=True)
+    batches, arrived = iter(loader), []
     with late_device():
         first = scatter(next(batches), [0])[0]  # its slab is given back late
 
         def arrive() -> None:
-            dataset.gate.set()
-            assert wait_for(lambda: num_here(loader) >= 3)
+            in_thread(lambda: arrived.extend(islice(batches, 3)))
+            assert holders(loader).count(ring_module.PARENT) >= 3
 
         captured(arrive)
-        rest = [scatter(batch, [0])[0] for batch in batches]
+        rest = [scatter(batch, [0])[0] for batch in (*arrived, *batches)]
     assert_expected([first, *rest])
+    arrived.clear()
     assert loader.stats().ring_misses == 0
     assert is_free_again(loader)
 
@@ -402,17 +408,6 @@ def test_a_batch_may_die_in_the_thread_that_captures() -> None:
     assert_expected(sent)
     assert loader.stats().ring_misses == 0
     assert is_free_again(loader)
-
-
-def in_thread(body: Callable[[], Any], stream: Any = None) -> None:
-    """Run ``body`` in another thread, on a stream or the default one."""
-
-    def run() -> None:
-        with torch.cuda.stream(stream):
-            body()
-
-    with ThreadPoolExecutor(1) as pool:
-        pool.submit(run).result()
 
 
 @pytest.mark.parametrize("own_stream", [False, True])
