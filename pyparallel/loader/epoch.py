@@ -283,6 +283,8 @@ class Epoch(LoaderIter):
             raise
         self._count(start, answer, facts)
         if self._pin_memory and (facts is None or not facts.is_pinned):
+            # In this thread, unlike torch: few batches are outside of a pinned ring.
+            # Without such a ring, a `PreDataLoader` pins them during the step.
             with relaxed_here():  # beside a graph capture of another thread
                 return pin_memory(answer.value, self._pin_memory_device)
         return answer.value

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 import os
 import threading
 import time
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -380,7 +379,7 @@ class Meter:
     ) -> None:
         """Count a batch for which its consumer waited in this thread.
 
-        One call replaces several of `add`, because it is on the hot path.
+        One call replaces `count_wait` and `add`, because it is on the hot path.
 
         Args:
             start: the reading of ``clock`` at the start of the wait, which ends now.
@@ -407,34 +406,26 @@ class Meter:
                 counts["ring_hits"] += facts.is_in_ring
                 counts["ring_misses"] += facts.miss is not None
 
-    def count_wait(self, start: int) -> None:
+    def count_wait(self, start: int, batches: int = 0) -> None:
         """Count a wait of this thread's consumer that ends now.
+
+        The time of the same thread between two waits counts as busy. Do not nest waits
+        of one meter.
 
         Args:
             start: the reading of ``clock`` at the start of the wait.
+            batches: the number of batches that the consumer gets after it.
         """
         thread = self._thread
         last_end, thread.last_end = thread.last_end, (now := self.clock())
         with self._lock:
             self._wait += now - start
+            self._counts["batches"] += batches
             if last_end is not None:
                 self._busy += start - last_end
             else:
                 self._first_wait += now - start
                 self._counts["first_waits"] += 1
-
-    @contextlib.contextmanager
-    def waiting(self) -> Iterator[None]:
-        """Count the block as a wait of this thread's consumer.
-
-        The time of the same thread between two such blocks counts as busy. Do not nest
-        blocks of one meter.
-        """
-        start = self.clock()
-        try:
-            yield
-        finally:
-            self.count_wait(start)
 
     def pause(self) -> None:
         """Do not count the time until this thread's next wait as busy.

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -17,8 +16,7 @@ from ..transfer.to_device import MixedCopy, has_streams
 Transform = Callable[[Any], Any]
 
 
-@dataclass(frozen=True)
-class LoaderState:
+class LoaderState(NamedTuple):
     """The state of a loader between two batches, or the error of reading it."""
 
     read: Callable[[], Any]
@@ -31,8 +29,7 @@ class LoaderState:
         return self.read()
 
 
-@dataclass(frozen=True)
-class QueueItem:
+class QueueItem(NamedTuple):
     """An item of the queue: a batch, an error, or (with neither) the end.
 
     Attributes:

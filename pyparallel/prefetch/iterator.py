@@ -62,13 +62,17 @@ class PrefetchIterator:
     def _next(self, taken: list[QueueItem]) -> Any:
         """Return the next batch. Append its item to a list before removing it."""
         meter = self._thread.options.meter
-        with meter.waiting(), span("pyparallel.wait"):
-            self._thread.take(taken)
-            get_batch = taken[0].get_batch if taken else None
-            if get_batch is not None:
-                batch = get_batch()
+        start, batches = meter.clock(), 0
+        try:
+            with span("pyparallel.wait"):
+                self._thread.take(taken)
+                get_batch = taken[0].get_batch if taken else None
+                if get_batch is not None:
+                    batch = get_batch()
+                    batches = 1
+        finally:
+            meter.count_wait(start, batches)
         if get_batch is not None:
-            meter.add(batches=1)
             if (owner := self._owner()) is not None:
                 owner._on_batch(taken[0].state)
             return batch
