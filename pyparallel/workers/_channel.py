@@ -89,9 +89,12 @@ class Channel:
         """Send bytes that are left, as far as the socket accepts them."""
         while self._unsent:
             data, group = self._unsent[0]
-            rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", group))]
+            rights: Any = ()
+            if group:
+                numbers = array.array("i", group)
+                rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, numbers)]
             try:
-                sent = self._socket.sendmsg([data], rights if group else [])
+                sent = self._socket.sendmsg([data], rights)
             except BlockingIOError:
                 return
             except OSError as error:

@@ -190,9 +190,11 @@ class ProcessWorkers(Workers):
             if worker.has_ended:  # `receive` says so
                 descriptors.close(sent)
                 return
+            had_unsent = worker.channel.has_unsent
             with contextlib.suppress(OSError):
                 worker.channel.send(b"t", data, sent)
-            self._watch(worker)
+            if worker.channel.has_unsent != had_unsent:
+                self._watch(worker)
 
     def _receive(self, asked: list[_Worker], timeout: float | None) -> tuple[int, Any]:
         end = float("inf") if timeout is None else time.monotonic() + timeout
