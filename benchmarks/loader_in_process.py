@@ -1,4 +1,4 @@
-"""Loaders without workers: the CPU time for a batch of cheap samples."""
+"""Batches of cheap samples: the time of a loader alone, with and without workers."""
 
 from __future__ import annotations
 
@@ -13,38 +13,63 @@ import torch.utils.data
 from pyparallel import DataLoader
 
 from .loader_cases import Comparison, Goal
-from .loader_epochs import Counted, Epochs, Items, contenders, peer
+from .loader_epochs import Counted, Epochs, Items, contenders, peer, per_batch
 
 BY_TORCH = "torch's loader"
 
 #: At most 0.8 of torch's time.
 _GOALS = (Goal(BY_TORCH, 1 / 0.8),)
+#: The least times of torch's loader with workers, by the number of fields.
+_FIELDS = {1: 10, 8: 20, 112: 60}
 
 
 def cases(quick: bool) -> list[Comparison]:
     """Return the cases: batches of samples that need no time to fetch."""
     num = 16 if quick else 1024
     kinds = {"tensors of 4 floats": _vectors(), "dicts of 3 fields": _dicts()}
-    return [
+    alone = [
         Comparison(
             f"{name}, no workers",
             "fields",
             "synthetic: 8 samples in a batch, default_collate; CPU time of the thread",
-            partial(_contenders, samples, num),
+            partial(_contenders, samples, 8, num, cpu_per_batch, {}),
             _GOALS,
         )
         for name, samples in kinds.items()
     ]
+    num = 16 if quick else 128
+    options: dict[str, Any] = {"num_workers": 2, "persistent_workers": True}
+    options["multiprocessing_context"] = "fork"
+    return alone + [
+        Comparison(
+            f"fields of 4 floats, {count} in a sample, 2 workers",
+            "fields",
+            "synthetic: 4 samples in a batch, default_collate; a whole epoch",
+            partial(_contenders, _many(count), 4, num, _drop_each, options),
+            [Goal(BY_TORCH, factor)],
+        )
+        for count, factor in _FIELDS.items()
+    ]
 
 
-def _contenders(samples: Sequence[Any], num: int, clock: Counted) -> list[Any]:
+_drop_each = per_batch(lambda batch: None)
+
+
+def _contenders(
+    samples: Sequence[Any],
+    batch_size: int,
+    num: int,
+    run: Callable[[Any], float],
+    options: dict[str, Any],
+    clock: Counted,
+) -> list[Any]:
     """Return loaders of ``num`` batches."""
 
     def loader(kind: Any) -> Callable[[], Any]:
-        return partial(kind, Items(samples, 8 * num), 8)
+        return partial(kind, Items(samples, batch_size * num), batch_size, **options)
 
     def epochs(make: Callable[[], Any]) -> Epochs:
-        return Epochs(make, cpu_per_batch, clock)
+        return Epochs(make, run, clock)
 
     torchs: Any = torch.utils.data.DataLoader
     return [
@@ -59,6 +84,11 @@ def cpu_per_batch(loader: Any) -> float:
     for _ in loader:
         num += 1
     return (time.thread_time() - start) / num
+
+
+def _many(count: int) -> list[dict[str, torch.Tensor]]:
+    rows = torch.rand(64, count, 4, generator=torch.Generator().manual_seed(0))
+    return [{f"field{i}": each for i, each in enumerate(row)} for row in rows]
 
 
 def _vectors() -> list[torch.Tensor]:
