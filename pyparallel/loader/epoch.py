@@ -194,8 +194,9 @@ class Epoch(LoaderIter):
             inline_nbytes=0 if self._pins_ring else INLINE_NBYTES,
         )
         self._pool = ProcessWorkers(context, program, self._num_workers)
-        if self._pins_ring:  # now, because workers of a fork could not use CUDA later
-            torch.cuda.init()  # until then, `is_pinned` is False for all memory
+        if self._pin_memory_device == "cuda":
+            # `is_pinned` is False before. Workers that fork later could not use CUDA.
+            torch.cuda.init()
 
     def _reset(self, loader: Loader, first_iter: bool = False) -> None:
         """Begin the next epoch of persistent workers, by torch's name."""
