@@ -3,19 +3,30 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 import torch
 import torch.utils.data
 
-from pyparallel import DataLoader
+from pyparallel import DataLoader, PreDataLoader
 
 from .loader_cases import Comparison, Goal
-from .loader_epochs import Counted, Epochs, Items, contenders, peer, per_batch
+from .loader_epochs import (
+    Counted,
+    Epochs,
+    Items,
+    contenders,
+    in_our_loader,
+    peer,
+    per_batch,
+)
 
 BY_TORCH = "torch's loader"
+#: Ours with fewer workers, and without `PreDataLoader`.
+FOUR, ALONE = "4 workers", "the loader alone"
 
 #: At most 0.8 of torch's time.
 _GOALS = (Goal(BY_TORCH, 1 / 0.8),)
@@ -40,15 +51,51 @@ def cases(quick: bool) -> list[Comparison]:
     num = 16 if quick else 128
     options: dict[str, Any] = {"num_workers": 2, "persistent_workers": True}
     options["multiprocessing_context"] = "fork"
-    return alone + [
+    return [
+        *alone,
+        *(
+            Comparison(
+                f"fields of 4 floats, {count} in a sample, 2 workers",
+                "fields",
+                "synthetic: 4 samples in a batch, default_collate; a whole epoch",
+                partial(_contenders, _many(count), 4, num, _drop_each, options),
+                [Goal(BY_TORCH, factor)],
+            )
+            for count, factor in _FIELDS.items()
+        ),
+        *_starts_and_ends(quick, options),
+    ]
+
+
+def _starts_and_ends(quick: bool, options: dict[str, Any]) -> list[Comparison]:
+    """Return the cases about starts, many workers and prefetching."""
+    vectors, num = _vectors(), 16 if quick else 512
+    method, count = ("fork", 1) if quick else ("spawn", 8)
+    starting = {"num_workers": count, "multiprocessing_context": method}
+    large = 3 if quick else 32
+    many, few = ({**options, "num_workers": each} for each in (large, 4))
+    return [
         Comparison(
-            f"fields of 4 floats, {count} in a sample, 2 workers",
+            f"first batch of {count} workers, {method}",
             "fields",
-            "synthetic: 4 samples in a batch, default_collate; a whole epoch",
-            partial(_contenders, _many(count), 4, num, _drop_each, options),
-            [Goal(BY_TORCH, factor)],
-        )
-        for count, factor in _FIELDS.items()
+            "from iter() to the first batch; 4 samples of 4 floats",
+            partial(_contenders, vectors, 4, 16, _first_batch, starting),
+            [Goal(BY_TORCH, 3)],
+        ),
+        Comparison(
+            f"tensors of 4 floats, {large} persistent workers",
+            "fields",
+            "synthetic: 4 samples in a batch; a whole epoch",
+            partial(_contenders, vectors, 4, num, _drop_each, many, others={FOUR: few}),
+            [Goal(FOUR, 1)],
+        ),
+        Comparison(
+            "tensors of 4 floats, PreDataLoader",
+            "fields",
+            "synthetic: 4 samples in a batch, 2 workers; CPU time of the parent",
+            partial(_prefetched, vectors, num, options),
+            [Goal(ALONE, 1 / 1.5)],
+        ),
     ]
 
 
@@ -62,10 +109,11 @@ def _contenders(
     run: Callable[[Any], float],
     options: dict[str, Any],
     clock: Counted,
+    others: Mapping[str, dict[str, Any]] = MappingProxyType({}),
 ) -> list[Any]:
-    """Return loaders of ``num`` batches."""
+    """Return loaders of ``num`` batches, also of ours with other options."""
 
-    def loader(kind: Any) -> Callable[[], Any]:
+    def loader(kind: Any, options: dict[str, Any] = options) -> Callable[[], Any]:
         return partial(kind, Items(samples, batch_size * num), batch_size, **options)
 
     def epochs(make: Callable[[], Any]) -> Epochs:
@@ -75,7 +123,40 @@ def _contenders(
     return [
         *contenders(epochs, loader(DataLoader)),
         peer(BY_TORCH, epochs(loader(torchs))),
+        *(
+            in_our_loader(name, epochs(loader(DataLoader, each)))
+            for name, each in others.items()
+        ),
     ]
+
+
+def _prefetched(
+    samples: Sequence[Any], num: int, options: dict[str, Any], clock: Counted
+) -> list[Any]:
+    """Return `PreDataLoader` and the loader that it reads."""
+    make = partial(DataLoader, Items(samples, 4 * num), 4, **options)
+    return [
+        *contenders(
+            lambda loader: Epochs(loader, _cpu_of_all, clock),
+            lambda: PreDataLoader(make(), "cpu"),
+        ),
+        peer(ALONE, Epochs(make, _cpu_of_all, clock)),
+    ]
+
+
+def _first_batch(loader: Any) -> float:
+    start = time.perf_counter()
+    batches = iter(loader)
+    next(batches)
+    return time.perf_counter() - start
+
+
+def _cpu_of_all(loader: Any) -> float:
+    """Return the CPU time of an epoch in all threads of this process, per batch."""
+    num, start = 0, time.process_time()
+    for _ in loader:
+        num += 1
+    return (time.process_time() - start) / num
 
 
 def cpu_per_batch(loader: Any) -> float:
