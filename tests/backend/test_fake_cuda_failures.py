@@ -179,11 +179,14 @@ def check(operation: Callable[[int], tuple[Tensors, Tensors]], value: int) -> No
 def test_each_call_may_fail(operation: Any) -> None:
     for value in range(3):  # until its memory, events and streams exist
         check(operation, value)
-    with fake_cuda.calls(caller=fake_cuda.EXTENSION) as names:
-        check(operation, 3)
+    always = []
     value = 4
-    failed = []
+    failed = set()
     with fake_cuda.delayed(100):
+        for _ in range(3):  # some calls depend on the time of others
+            with fake_cuda.calls(caller=fake_cuda.EXTENSION) as names:
+                check(operation, 3)
+            always.append(set(names))
         for name in sorted(set(names)):
             for nth in range(1, min(names.count(name), MOST_CALLS) + 1):
                 before = fake_cuda.num_failed()
@@ -193,7 +196,7 @@ def test_each_call_may_fail(operation: Any) -> None:
                     except RuntimeError as error:
                         assert "CUDA error: invalid argument" in str(error)
                 if fake_cuda.num_failed() > before:
-                    failed.append(name)
+                    failed.add(name)
                 check(operation, value + 1)
                 value = (value + 2) % 200
-    assert set(failed) == set(names)
+    assert failed >= set.intersection(*always)

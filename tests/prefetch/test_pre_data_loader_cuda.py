@@ -93,11 +93,11 @@ def test_reserved_memory_does_not_grow_with_epochs() -> None:
     torch.cuda.empty_cache()
     before = torch.cuda.memory_reserved()
     with passes(batches, 0, more_fds=50) as pre:
-        for _ in range(30):
+        for _ in range(60):
             for batch in pre:
                 batch["image"].sum()
                 del batch
             torch.cuda.synchronize()
-        # Two lie ahead, one is on its way and one in the step; the allocator takes
-        # memory by 2 MiB. One batch kept in every epoch would be 24 MB.
-        assert torch.cuda.memory_reserved() - before <= 4 * (2 << 20)
+        # A busy device may have the batches of a whole epoch in its queue, two in each
+        # 2 MiB of the allocator. One batch kept in every epoch would be 48 MB.
+        assert torch.cuda.memory_reserved() - before <= (NUM_BATCHES // 2 + 4) << 21
