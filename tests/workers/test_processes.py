@@ -40,6 +40,7 @@ METHODS = [
 
 @pytest.mark.parametrize("method", METHODS)
 def test_each_worker_answers_in_the_order_of_its_tasks(method: str) -> None:
+    threads = threading.enumerate()
     with pool(3, method=method) as workers:
         for i in range(30):
             workers.send(i % 3, i)
@@ -55,7 +56,7 @@ def test_each_worker_answers_in_the_order_of_its_tasks(method: str) -> None:
         }
         assert {*workers.processes} <= {*multiprocessing.active_children()}
         assert all(each.daemon for each in workers.processes)
-        assert threading.enumerate() == [threading.main_thread()]
+        assert threading.enumerate() == threads
         assert not workers.has_lost() and all(map(workers.has_begun, range(3)))
     assert [each.pid for each in workers.processes] == pids
     assert {each.exitcode for each in workers.processes} <= {0, -signal.SIGTERM}
@@ -79,11 +80,12 @@ def test_a_task_arrives_as_it_is(task: Any) -> None:
 
 
 def test_tensors_and_pipes_are_tasks_without_a_thread_that_sends_them() -> None:
+    threads = threading.enumerate()
     with pool() as workers:
         reader, writer = multiprocessing.Pipe(duplex=False)
         workers.send(0, ("echo", [torch.arange(3), writer]))
         tensor, again = value_of(workers.receive(0, 60)[1])
-        assert threading.enumerate() == [threading.main_thread()]
+        assert threading.enumerate() == threads
         again.send("x")
         assert tensor.tolist() == [0, 1, 2] and reader.recv() == "x"
         del tensor
