@@ -360,19 +360,21 @@ def test_a_copy_stream_under_capture_is_refused():
 @engine
 def test_at_its_limit_the_host_waits_and_every_byte_arrives():
     leaves = [torch.arange(5_000_000, dtype=torch.int32), torch.ones(7)]
+    copies = torch.cuda.Stream()
     torch.cuda.synchronize()
     before = memory.pinned_info()
     memory.set_pinned_limit(before.in_use + CHUNK)
     try:
-        keep_busy(500_000_000)
-        copied = send(leaves)  # five chunks, one block
+        with torch.cuda.stream(copies):
+            keep_busy(500_000_000)
+        sent = to_device.send(leaves, device(), stream=copies)  # five chunks, one block
         info = memory.pinned_info()
     finally:
         memory.set_pinned_limit(before.limit)
     assert info.waits > before.waits
     most = before.in_use + 2 * CHUNK  # the host's engine has one
     assert CHUNK <= info.in_use + info.cached <= most
-    assert all_same(copied, leaves)
+    assert all_same(sent.wait(), leaves)
 
 
 def test_threads_send_at_the_same_time():
