@@ -63,7 +63,7 @@ def test_workers_of_the_advised_number_end_the_wait(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("pyparallel.loader.data_loader.num_cores", lambda: 8)
-    slow, step = Sleeps(24, 0.04), 0.04
+    slow, step = Sleeps(60, 0.04), 0.04  # on a busy machine, the start takes a second
     before = run(DataLoader(slow), step)
     number = advised(before)
     assert "make batches in workers" in before.verdict and before.waited > 0.4
