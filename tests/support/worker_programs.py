@@ -162,6 +162,25 @@ def pool(
     assert {*threading.enumerate()} <= {*threads}
 
 
+def fork_child(in_thread: bool) -> int:
+    """Fork a process that waits for a minute, also in another thread; return its id."""
+    pids: list[int] = []
+
+    def fork() -> None:
+        pids.append(os.fork())
+        if not pids[-1]:
+            threading.Event().wait(60)
+            os._exit(0)
+
+    if in_thread:
+        forking = threading.Thread(target=fork)
+        forking.start()
+        forking.join()
+    else:
+        fork()
+    return pids[0]
+
+
 def num_open() -> int:
     """Return the number of open descriptors."""
     return len(os.listdir("/proc/self/fd"))

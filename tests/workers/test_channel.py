@@ -11,7 +11,7 @@ from multiprocessing import connection
 from typing import Any
 
 import pytest
-from worker_programs import memory, num_open, text_of
+from worker_programs import fork_child, memory, num_open, text_of
 
 from pyparallel.workers import descriptors
 from pyparallel.workers._channel import Channel, pair
@@ -184,28 +184,15 @@ def test_what_arrived_before_the_end_is_received() -> None:
 @pytest.mark.parametrize("thread", [False, True])
 def test_every_fork_closes_all_ends(thread: bool) -> None:
     ours, theirs = pair()
-    pids: list[int] = []
-
-    def fork() -> None:
-        pids.append(os.fork())
-        if not pids[-1]:
-            threading.Event().wait(60)
-            os._exit(0)
-
-    if thread:
-        forking = threading.Thread(target=fork)
-        forking.start()
-        forking.join()
-    else:
-        fork()
+    child = fork_child(thread)
     channel = Channel(ours)
     theirs.close()
     ours.setblocking(True)
     with pytest.raises(EOFError):
         channel.receive()
     channel.close()
-    os.kill(pids[0], 9)
-    os.waitpid(pids[0], 0)
+    os.kill(child, 9)
+    os.waitpid(child, 0)
 
 
 def test_objects_travel_with_their_descriptors() -> None:

@@ -7,7 +7,6 @@ import os
 import pickle
 import select
 import signal
-import threading
 from typing import Any
 
 import pytest
@@ -15,6 +14,7 @@ from worker_programs import (
     DiesInPickle,
     Program,
     die,
+    fork_child,
     is_running,
     memory,
     num_open,
@@ -226,29 +226,16 @@ def test_a_death_is_known_by_its_exit_code_alone() -> None:
 
 @pytest.mark.parametrize("thread", [False, True])
 def test_a_child_of_the_parent_does_not_keep_its_workers(thread: bool) -> None:
-    pids: list[int] = []
-
-    def fork() -> None:
-        pids.append(os.fork())
-        if not pids[-1]:
-            threading.Event().wait(60)
-            os._exit(0)
-
     with pool(2) as workers:
-        if thread:
-            forking = threading.Thread(target=fork)
-            forking.start()
-            forking.join()
-        else:
-            fork()
+        child = fork_child(thread)
         workers.send(1, ("kill", signal.SIGKILL))
         with pytest.raises(WorkerDied):
             workers.receive(1, 60)
         workers.close()
         # It ended at the end of its file, and not by a signal.
         assert workers.processes[0].exitcode == 0
-        os.kill(pids[0], signal.SIGKILL)
-        os.waitpid(pids[0], 0)
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
 
 
 def test_an_answer_that_is_never_received_leaks_nothing() -> None:
