@@ -255,9 +255,9 @@ if _choice.warns:
     _text = f"[PP001] {_choice.reason}\nUntil then, pure Python runs."
     warnings.warn(_text, RuntimeWarning, stacklevel=2)
 
-name = _choice.name
-reason = _choice.reason
-load_error = _choice.load_error
+name: str = _choice.name
+reason: str = _choice.reason
+load_error: Exception | None = _choice.load_error
 
 if not TYPE_CHECKING:
     _chosen = _choice.module or _python

@@ -181,7 +181,11 @@ def _has_type(found: type, cls: type) -> bool:
 
 
 #: The dtypes that default_collate gives to numbers; None: inferred from the column.
-NUMBER_DTYPES = {bool: None, int: None, float: torch.float64}
+NUMBER_DTYPES: dict[type, torch.dtype | None] = {
+    bool: None,
+    int: None,
+    float: torch.float64,
+}
 
 
 def batch_tensors(column: list[torch.Tensor], path: Path) -> torch.Tensor:

@@ -416,7 +416,7 @@ class TensorSkeleton:
     def __init__(self, batch: Any, is_moved: Callable[[torch.Tensor], bool]) -> None:
         # A skeleton may be kept for long, so it must not keep the tensors alive.
         leaves, structure, classes = pytree.flatten_arguments(batch, 0)
-        self.tensors = backend.select_tensors(leaves)
+        self.tensors: list[torch.Tensor] = backend.select_tensors(leaves)
         if (
             self.tensors
             and are_only_tensors(classes)

@@ -77,7 +77,7 @@ def _pad_stack(
 
 
 @_pad_stack.register_fake
-def _(
+def _fake_pad_stack(
     samples: Sequence[Tensor],
     pad_dims: int,
     padding_value: float,

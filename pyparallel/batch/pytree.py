@@ -49,7 +49,7 @@ MAX_DEPTH = 64
 _Split = tuple[tuple[Any, ...], Any, tuple[Any, ...] | None]
 
 #: Held while classes are registered.
-registration_lock = fork_locks.free_in_children(threading.Lock())
+registration_lock: Any = fork_locks.free_in_children(threading.Lock())
 # Known classes of leaves, and the classes of containers registered by this module.
 _leaf_types: set[type] = {type(None), str, bytes, int, float, bool, torch.Size}
 _registered: set[type] = set()

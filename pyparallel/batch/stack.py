@@ -322,8 +322,8 @@ class PaddingCounter:
     __slots__ = ("_outer", "padding_nbytes", "stacked_nbytes")
 
     def __init__(self) -> None:
-        self.padding_nbytes = 0
-        self.stacked_nbytes = 0
+        self.padding_nbytes: int = 0
+        self.stacked_nbytes: int = 0
 
     def __enter__(self) -> PaddingCounter:
         self._outer = active.counter
@@ -342,11 +342,12 @@ class PaddingCounter:
 
 
 class _Active(threading.local):
+    """The innermost counter of each thread, or None."""
+
     counter: PaddingCounter | None = None
 
 
-#: ``active.counter`` is the innermost counter of this thread, or None.
-active = _Active()
+active: _Active = _Active()
 
 
 def count_padding(

@@ -153,7 +153,8 @@ class TensorFields:
             return NotImplemented
         return all(map(_equal, self.fields(), other.fields()))
 
-    __hash__ = None  # type: ignore[assignment]  # tensors may change
+    # Tensors may change.
+    __hash__: ClassVar[None] = None  # type: ignore[assignment]
 
     def __repr__(self) -> str:
         """Show the shape, the dtype and the device of the data, and not its values."""

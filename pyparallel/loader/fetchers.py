@@ -124,7 +124,8 @@ class _Fetcher:
     """
 
     def __init__(self, source: Source, times: Times) -> None:
-        self.collate_fn, self._times = source.collate_fn, times
+        self.collate_fn: Callable[[list[Any]], Any] = source.collate_fn
+        self._times = times
         if source.collate_fn is default_collate and backend.name == "native":
             self.collate_fn = DefaultCollate(source.num_workers > 0).collate
 

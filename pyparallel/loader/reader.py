@@ -68,7 +68,7 @@ class Reader:
 
     def __init__(self, source: Source, base_seed: int) -> None:
         self._source, self._base_seed = source, base_seed
-        self.number = -1  # of the batch in its epoch
+        self.number: int = -1  # of the batch in its epoch
         # Finished child processes are counted in workers only: it takes a call more.
         self._times = Times(cpu_seconds if source.num_workers else time.process_time)
         self._epoch = 0

@@ -79,7 +79,7 @@ class Recorder:
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
-        self.is_recording = True
+        self.is_recording: bool = True
         self._pid = 0
         self._file = -1
         self._counts: dict[int | str, int] = {}

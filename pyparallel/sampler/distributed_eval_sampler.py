@@ -58,7 +58,8 @@ class DistributedEvalSampler(DistributedSampler[Any]):
         check_flags(_WHERE, pad=pad)
         self._ranks = Ranks(_WHERE, num_replicas, rank)
         # torch's __init__ would look up the ranks, so its attributes are set here.
-        self.dataset, self.pad = dataset, pad
+        self.dataset: Any = dataset
+        self.pad: bool = pad
         self.epoch = self.seed = 0
         self.shuffle = self.drop_last = False
 
@@ -93,7 +94,7 @@ class DistributedEvalSampler(DistributedSampler[Any]):
         return self.num_samples * self.num_replicas
 
     def _length(self) -> int:
-        return len(self.dataset)  # type: ignore[arg-type]
+        return len(self.dataset)
 
     def __iter__(self) -> Iterator[int]:
         """Yield the indices of this rank in the order of the dataset.

@@ -147,12 +147,14 @@ class SizeBatchSampler(Sampler[list[int]]):
         )
         check_flags(_WHERE, progress=progress)
         self._ranks = Ranks(_WHERE, num_replicas, rank)
+        self.sizes: Any
         if callable(sizes):
             self.sizes = _evaluate_sizes(sizes, num_samples, progress, cache)
         else:
             _check_unused(num_samples=num_samples, cache=cache)
             self.sizes = planner.check_sizes(sizes)
-        self.batch_size, self.drop_last = batch_size, drop_last
+        self.batch_size: int | None = batch_size
+        self.drop_last: bool = drop_last
         shapes = planner.PaddedShapes(padding, self.sizes.shape[1])
         shapes.check_largest(self.sizes)
         self._planner = planner.Planner(
@@ -163,7 +165,7 @@ class SizeBatchSampler(Sampler[list[int]]):
             ),
             **options,
         )
-        self.num_skipped = len(self.sizes) - len(self._planner.candidates)
+        self.num_skipped: int = len(self.sizes) - len(self._planner.candidates)
         self._arguments["num_samples"] = len(self.sizes)
         self._arguments["checksum"] = self._planner.checksum()
         # Where a pass begins, or the position after the last batch.

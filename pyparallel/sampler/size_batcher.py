@@ -108,8 +108,11 @@ class SizeBatcher(IterableDataset[list[T]]):
             drop_last=drop_last,
             skip_oversized=skip_oversized,
         )
-        self.dataset, self.size_of, self.padding = dataset, size_of, padding
-        self.epoch = self.num_skipped = 0
+        self.dataset: Iterable[T] = dataset
+        self.size_of: Callable[[T], Any] = size_of
+        self.padding: Padding | None = padding
+        self.epoch: int = 0
+        self.num_skipped: int = 0
         # The position after the last batch, None before the first and after the end.
         self._position: _Position | None = None
         self._is_loaded = False

@@ -136,7 +136,7 @@ class SharedBuffer:
         # Also after an error of a caller that has not sent it.
         self._close = weakref.finalize(self, os.close, self._fd)
         reserve(self._fd, 0, nbytes)
-        self.bytes = attach(self._fd, nbytes)
+        self.bytes: torch.Tensor = attach(self._fd, nbytes)
 
     def send(self) -> SharedBufferHandle:
         """Release the memory in this process and return a handle for `receive`."""

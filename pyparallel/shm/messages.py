@@ -41,7 +41,8 @@ class LazySlab:
 
     def __init__(self, ring: RingMemory | None, holder: int, limit: int) -> None:
         self.slab: Slab | None = None
-        self.ring, self.limit = ring, limit
+        self.ring: RingMemory | None = ring
+        self.limit: int = limit
         self._holder = holder
 
     def claim(self) -> Slab | None:

@@ -66,19 +66,21 @@ class RingMemory:
     """
 
     def __init__(self, fd: int, name: str, num_slabs: int, slab_nbytes: int) -> None:
-        self.fd, self.name = fd, name
-        self.num_slabs, self.slab_nbytes = num_slabs, slab_nbytes
+        self.fd: int = fd
+        self.name: str = name
+        self.num_slabs: int = num_slabs
+        self.slab_nbytes: int = slab_nbytes
         self._pid = os.getpid()
         weakref.finalize(self, os.close, fd).atexit = False
         self._memory = mmap.mmap(fd, total_nbytes(num_slabs, slab_nbytes))
         self._all_bytes = torch.frombuffer(self._memory, dtype=torch.uint8)
-        self.header = self._all_bytes[: _LINE * (1 + num_slabs)]
+        self.header: torch.Tensor = self._all_bytes[: _LINE * (1 + num_slabs)]
         lines = memoryview(self._memory)[: self.header.numel()]
         self._committed = lines.cast("q")[9::8]  # the second word of every slab's line
         self._stride = _stride(slab_nbytes)
         # One type for all slabs: ctypes never frees the types that it creates.
         self._slab_type: Any = ctypes.c_uint8 * self._stride
-        self.poison_enabled = debug.poison_enabled
+        self.poison_enabled: bool = debug.poison_enabled
 
     def __reduce__(self) -> Any:
         # Called only while a worker is started: its arguments carry the descriptor.
@@ -231,11 +233,13 @@ class Slab:
     """A slab that this worker holds. Its memory is allocated from the start on."""
 
     def __init__(self, ring: RingMemory, index: int, holder: int) -> None:
-        self.ring_name, self.index, self.holder = ring.name, index, holder
-        self.capacity = ring.slab_nbytes
-        self.used = 0
+        self.ring_name: str = ring.name
+        self.index: int = index
+        self.holder: int = holder
+        self.capacity: int = ring.slab_nbytes
+        self.used: int = 0
         #: Bytes of the slab that the latest `take` needed, also if it failed.
-        self.requested = 0
+        self.requested: int = 0
         #: Ranges that no tensor of the batch covers, and that have no zeros yet.
         self.gaps: list[Range] = []
         self._ends: list[Range] = []  # between two allocations

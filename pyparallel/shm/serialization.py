@@ -98,8 +98,8 @@ class ReceivedBatch:
     """
 
     def __init__(self, *message: Any) -> None:
-        self.message = Message(*message)
-        self.is_pinned = False
+        self.message: Message = Message(*message)
+        self.is_pinned: bool = False
         self._batch: Any = _NOT_DESERIALIZED
         unsupported, location = self.message.unsupported, self.message.location
         self._unsupported = pickle.loads(unsupported) if unsupported is not None else []
@@ -211,7 +211,8 @@ class LeafCollector:
     """
 
     def __init__(self, can_pack: bool, trust: bool) -> None:
-        self.can_pack, self.trust = can_pack, can_pack and trust
+        self.can_pack: bool = can_pack
+        self.trust: bool = can_pack and trust
         self.packed: list[torch.Tensor] = []  # numbers 0, 1, ...
         self.unsupported: list[Any] = []  # numbers -1, -2, ...
         self.permuted: dict[int, tuple[int, ...]] = {}

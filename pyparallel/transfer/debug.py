@@ -131,7 +131,7 @@ class Watch:
         route: tuple[Any, torch.device, Any],
         copied: CopyEvent,
     ) -> None:
-        self.event = copied
+        self.event: CopyEvent | DeviceEvent = copied
         self._api, device, copies = route
         self._copies = copies
         self._streams: list[Any] = []

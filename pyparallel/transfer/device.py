@@ -165,7 +165,7 @@ class TorchDevice:
         engines: the device types that the backend's ``send`` supports.
     """
 
-    probe = TorchProbe()
+    probe: TorchProbe = TorchProbe()
 
     def __init__(self, engines: Collection[str] = ()) -> None:
         self._engines = engines
@@ -425,6 +425,6 @@ def _weights(count: int, device: torch.device) -> torch.Tensor:
 
 
 #: The real interface for host-to-device copies.
-torch_device = TorchDevice(backend.transfers)
+torch_device: TorchDevice = TorchDevice(backend.transfers)
 #: The real interface for device-to-host copies.
-torch_return = TorchReturn(backend.transfers)
+torch_return: TorchReturn = TorchReturn(backend.transfers)

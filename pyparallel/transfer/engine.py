@@ -147,7 +147,7 @@ def _leak(value: object) -> None:
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(value))
 
 
-keep_alive = KeepAlive(in_background="cuda" in backend.transfers)
+keep_alive: KeepAlive = KeepAlive(in_background="cuda" in backend.transfers)
 
 
 class CopyEvent(Protocol):

@@ -95,7 +95,7 @@ class HostSlabs:
 
 
 #: The slabs of this process; their limit is that of staging blocks.
-host_slabs = HostSlabs(backend.pinned_info()[2])
+host_slabs: HostSlabs = HostSlabs(backend.pinned_info()[2])
 os.register_at_fork(after_in_child=host_slabs.forget)
 
 

@@ -274,7 +274,7 @@ def hold_while_read(
 
 
 #: Drop the in-place sources of finished copies; every later copy does it too.
-release_done = keep_alive.release_done
+release_done: Callable[[], int] = keep_alive.release_done
 
 
 def drain(seconds: float) -> bool:

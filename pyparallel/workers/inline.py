@@ -16,7 +16,7 @@ class InlineWorkers(Workers):
     """
 
     def __init__(self, program: Program) -> None:
-        self.processes = []
+        self.processes: list[Any] = []
         self.answer: Callable[[Any], Any] = program.run
         program.start(0)
 

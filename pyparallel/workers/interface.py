@@ -60,8 +60,8 @@ class Workers:
             to lose sets it to False for longer.
     """
 
-    packs = False
-    is_whole = True
+    packs: bool = False
+    is_whole: bool = True
     processes: list[Any]
 
     def send(self, worker: int, task: Any) -> None:
@@ -132,7 +132,9 @@ class WorkerDied(RuntimeError):
 
     def __init__(self, worker: int, pid: int, code: int | None) -> None:
         super().__init__(worker, pid, code)
-        self.worker, self.pid, self.code = worker, pid, code
+        self.worker: int = worker
+        self.pid: int = pid
+        self.code: int | None = code
 
 
 class ProgramError(RuntimeError):

@@ -75,12 +75,13 @@ class ProcessWorkers(Workers):
     """
 
     packs = True
+    is_whole: bool
 
     def __init__(self, context: Any, program: PackedProgram, count: int) -> None:
         self._pid = os.getpid()
         self._lock, self._wake_lock = threading.RLock(), threading.RLock()
         self._is_closing = self._is_closed = False
-        self.processes = []
+        self.processes: list[Any] = []
         self._workers: list[_Worker] = []
         self._waiting: deque[_Worker] = deque()  # not started
         self._starting: set[int] = set()
