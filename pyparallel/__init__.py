@@ -5,13 +5,9 @@ it to devices, and the wrappers run the training step on it. ``pyparallel doctor
 reports the backend in use and the reason for it.
 """
 
-import sys as _sys
 from importlib import metadata as _metadata
 
 from . import memory
-from .batch import container as _container
-from .batch import padding as _padding
-from .batch import ragged as _ragged
 from .batch.collate import collate
 from .batch.collate_fields import Collate
 from .batch.container import DataContainer
@@ -44,10 +40,6 @@ except _metadata.PackageNotFoundError:  # a source tree that is not installed
     __version__ = "0+unknown"
 
 _install_profiler()
-
-# Existing pickles use these module paths.
-for _module in (_container, _padding, _ragged):
-    _sys.modules[f"{__name__}.{_module.__name__.rpartition('.')[2]}"] = _module
 
 __all__ = [
     "MODULE_WRAPPERS",

@@ -1,11 +1,12 @@
 """The public interface as text: every name with its signature, one to a line.
 
     python scripts/public_api.py           # compare with tests/public_api.txt
-    python scripts/public_api.py --write   # mark the changes in it with + and -
+    python scripts/public_api.py --write   # record changes, marked with + and -
     python scripts/public_api.py --freeze  # for a release: remove the marks
 
-The first section of CHANGELOG.md must list the changes since the last ``--freeze``
-under ``### Interface``. ``tests/project/test_public_api.py`` checks both files.
+Before the first release, ``--write`` marks nothing. After it, the first section of
+CHANGELOG.md must list the changes since the last ``--freeze`` under ``### Interface``.
+``tests/project/test_public_api.py`` checks both files.
 """
 
 from __future__ import annotations
@@ -209,6 +210,11 @@ def changed(frozen: Iterable[str], now: Iterable[str]) -> list[str]:
     return sorted(names - inside)
 
 
+def was_released(changelog: str) -> bool:
+    """Return True if a section of CHANGELOG, except the first, has a version."""
+    return changelog.count("\n## ") > 1
+
+
 def interface(changelog: str) -> str:
     """Return the text under "### Interface" in CHANGELOG's first section."""
     first = changelog.split("\n## ")[1] if "\n## " in changelog else ""
@@ -232,8 +238,10 @@ def main(arguments: list[str] | None = None) -> int:
     sys.path.insert(0, str(ROOT))
     now = present()
     frozen, recorded = parse(FILE.read_text("utf-8")) if FILE.exists() else ([], [])
+    if args.freeze or not was_released((ROOT / "CHANGELOG.md").read_text("utf-8")):
+        frozen = now
     if args.write or args.freeze:
-        FILE.write_text(noted(now if args.freeze else frozen, now), encoding="utf-8")
+        FILE.write_text(noted(frozen, now), encoding="utf-8")
     elif recorded != now:
         names = ", ".join(changed(recorded, now))
         print(f"{FILE.name} must match the code, but these differ: {names}.")

@@ -24,15 +24,6 @@ class TensorFields:
 
     _names: ClassVar[tuple[str, ...]]
 
-    def __new__(cls: type[_Self], *tensors: Any, **by_name: Any) -> _Self:
-        """Set the fields here too, because older pickles have no state."""
-        result = super().__new__(cls)
-        # torch.compile of torch 2.8 refuses to zip different lengths.
-        names = cls._names[: len(tensors)]
-        for name, tensor in zip(names, tensors, strict=False):
-            setattr(result, name, tensor)
-        return result
-
     def __init_subclass__(cls) -> None:
         """Register the class as a pytree node."""
         super().__init_subclass__()
@@ -67,7 +58,10 @@ class TensorFields:
     @classmethod
     def from_fields(cls: type[_Self], fields: Iterable[Any]) -> _Self:
         """Return an instance with these fields; they need not be tensors."""
-        return cls.__new__(cls, *fields)
+        result = cls.__new__(cls)  # the constructor may check its arguments
+        for name, field in zip(cls._names, fields, strict=True):
+            setattr(result, name, field)
+        return result
 
     def fields(self) -> tuple[Any, ...]:
         """Return the fields, tensors or None, in the order of the constructor."""

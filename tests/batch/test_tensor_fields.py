@@ -110,15 +110,6 @@ def test_copies_and_pickles_are_equal_and_name_the_public_path(
 
 
 @both
-def test_a_pickle_of_when_it_was_a_namedtuple_loads(make: Callable[[], Any]) -> None:
-    value = make()
-    module = {"Ragged": "ragged", "Padded": "padding"}[type(value).__name__]
-    fields = pickle.dumps(value.fields(), 2)[2:-1]
-    path = f"cpyparallel.{module}\n{type(value).__name__}\n".encode()
-    assert pickle.loads(b"\x80\x02" + path + fields + b"\x81.") == value
-
-
-@both
 def test_pytrees_of_torch_and_of_optree_reach_the_tensors(
     make: Callable[[], Any],
 ) -> None:
