@@ -1,65 +1,47 @@
-"""Notice when another library makes a loader from the arguments of a loader.
+"""Keep the arguments of a loader that another library copies.
 
 Note: [copies]. accelerate (``prepare``, ``skip_first_batches``), Ray
 (``prepare_data_loader``) and Opacus read the arguments of torch's ``DataLoader`` from a
 loader, and call torch's class with them. The result would lack all other arguments,
-without an error. No method of the loader is called. But torch's constructor compares
-one of these arguments, ``timeout``, with 0. So the loaders of this package return a
-number that calls a function when a constructor of a loader compares it. Libraries that
-read ``vars(loader)`` make loaders of the same class, and get an ordinary number.
+without an error. So the attribute ``timeout`` of a loader is a number that refers to
+the loader, and torch's class gets a method ``__new__``, which it lacks. If this method
+gets such a number, it makes a loader of this package, or raises an error. Libraries
+that read ``vars(loader)`` make loaders of the same class, and get an ordinary number.
 """
 
 from __future__ import annotations
 
-import sys
+import functools
+import inspect
 import weakref
-from collections.abc import Callable, Mapping
-from types import MethodType
+from collections.abc import Mapping
 from typing import Any
 
 from torch.utils.data import IterableDataset
 
 from ..core.torch_private import TorchLoader
 
-#: Called with the new loader and the arguments of its constructor.
-OnCopy = Callable[[Any, Mapping[str, Any]], None]
 
+class _Owned:
+    """A number with a weak reference to a loader. Its pickles are plain numbers."""
 
-class _Noticed:
-    """A base class of numbers that notice the constructor of another loader."""
-
-    on_copy: weakref.WeakMethod[Any]
-
-    def __lt__(self, other: Any) -> Any:
-        frame = sys._getframe(1)
-        made, on_copy = frame.f_locals.get("self"), self.on_copy()
-        is_constructor = frame.f_code.co_name == "__init__"
-        if is_constructor and isinstance(made, TorchLoader) and on_copy is not None:
-            on_copy(made, frame.f_locals)
-        return super().__lt__(other)  # type: ignore[misc]
+    owner: weakref.ref[Any]
+    real: float  # the plain number
 
     def __reduce__(self) -> tuple[Any, ...]:
-        kind = type(self).__mro__[2]  # pickles and deep copies are plain numbers
-        return kind, (kind(self),)
+        return type(self.real), (self.real,)
 
 
-class _Integer(_Noticed, int):
+class _Integer(_Owned, int):  # type: ignore[misc]
     pass
 
 
-class _Float(_Noticed, float):
+class _Float(_Owned, float):
     pass
 
 
-class TimeoutOfCopies:
-    """An attribute ``timeout`` whose values notice copies, see Note [copies].
-
-    Args:
-        method: the name of the method of the owner to call, see `OnCopy`.
-    """
-
-    def __init__(self, method: str) -> None:
-        self.method = method
+class TimeoutWithOwner:
+    """An attribute ``timeout`` whose values refer to the loader, see Note [copies]."""
 
     def __get__(self, loader: Any, owner: type) -> Any:
         if loader is None:
@@ -71,20 +53,45 @@ class TimeoutOfCopies:
         kinds: dict[type, Any] = {int: _Integer, float: _Float}
         if type(value) not in kinds:
             return value
-        noticed = kinds[type(value)](value)
-        bound: MethodType = getattr(loader, self.method)
-        noticed.on_copy = weakref.WeakMethod(bound)
-        return noticed
+        number = kinds[type(value)](value)
+        number.owner = weakref.ref(loader)
+        return number
 
     def __set__(self, loader: Any, value: Any) -> None:
-        plain = type(value).__mro__[2] if isinstance(value, _Noticed) else None
-        vars(loader)["timeout"] = value if plain is None else plain(value)
+        vars(loader)["timeout"] = value.real if isinstance(value, _Owned) else value
 
 
-def reads_data_of(loader: Any, arguments: Mapping[str, Any]) -> bool:
-    """Return True if a constructor has the dataset of a loader, perhaps in another."""
-    dataset, found = loader.dataset, arguments.get("dataset")
+def _source(cls: type, arguments: Mapping[str, Any]) -> Any:
+    """Return the loader of this package whose arguments a new loader has, or None."""
+    timeout, found = arguments.get("timeout"), arguments.get("dataset")
+    owner = timeout.owner() if isinstance(timeout, _Owned) else None
+    if owner is None:
+        return None
+    dataset = owner.dataset
     if found is dataset or getattr(found, "dataset", None) is dataset:
-        return True
+        return owner._source_of_copies(cls, arguments)
     # A shard of a stream.
-    return isinstance(dataset, IterableDataset) and type(found) is type(dataset)
+    if isinstance(dataset, IterableDataset) and type(found) is type(dataset):
+        return owner._source_of_copies(cls, arguments)
+    return None
+
+
+def _extend_torch() -> None:
+    torch_class: Any = TorchLoader
+    names = list(inspect.signature(torch_class).parameters)
+    make = torch_class.__new__
+
+    @functools.wraps(torch_class.__init__)  # the signature of the class
+    def new(cls: type, *args: Any, **kwargs: Any) -> Any:
+        source = _source(cls, {**dict(zip(names, args, strict=False)), **kwargs})
+        if source is not None:
+            cls = source._class_of_copy(cls)
+        made = make(cls) if make is object.__new__ else make(cls, *args, **kwargs)
+        if source is not None and hasattr(cls, "_source"):
+            vars(made)["_source"] = source
+        return made
+
+    torch_class.__new__ = staticmethod(new)
+
+
+_extend_torch()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Mapping
@@ -31,17 +30,16 @@ from ._batch_receiver import BatchReceiver
 from ._loader_state import find_epochs, ordering_parts
 from ._progress import Progress
 from .applied import applied_changes
-from .copies import TimeoutOfCopies, reads_data_of
+from .copies import TimeoutWithOwner
 from .epoch import Epoch
 from .preflight import Finding, check_workers, num_cores
 from .sample_errors import SampleError, check_policy
 from .state_dict import StatefulLoader
-from .stats import LoaderStats, Meter
+from .stats import LoaderStats
 
 _T_co = TypeVar("_T_co", covariant=True, default=Any)
 
 
-# torch's class first: so instances have its layout, which Note [copies] needs.
 class DataLoader(TorchLoader[_T_co], StatefulLoader):
     """torch's ``DataLoader``, whose workers write batches into reused shared memory.
 
@@ -121,7 +119,9 @@ class DataLoader(TorchLoader[_T_co], StatefulLoader):
         replay_dataset: bool
         snapshot_every_n_steps: int | None
     else:
-        timeout = TimeoutOfCopies("_keep_arguments")
+        timeout = TimeoutWithOwner()
+    #: The loader whose arguments the constructor takes, see Note [copies].
+    _source: Self | None = None
     #: The last loader that another library made from this one, and the progress then.
     _copy: tuple[Callable[[], DataLoader[_T_co] | None], Progress | None] | None = None
 
@@ -196,16 +196,13 @@ class DataLoader(TorchLoader[_T_co], StatefulLoader):
             in_order=in_order,
         )
         self._set_own_arguments(
-            **{
-                "ring_slabs": ring_slabs,
-                "max_ring_bytes": max_ring_bytes,
-                "sample_seeds": sample_seeds,
-                "on_error": on_error,
-                "max_errors": max_errors,
-                "replay_dataset": replay_dataset,
-                "snapshot_every_n_steps": snapshot_every_n_steps,
-                **vars(self).pop("_kept", {}),
-            }
+            ring_slabs=ring_slabs,
+            max_ring_bytes=max_ring_bytes,
+            sample_seeds=sample_seeds,
+            on_error=on_error,
+            max_errors=max_errors,
+            replay_dataset=replay_dataset,
+            snapshot_every_n_steps=snapshot_every_n_steps,
         )
         check_policy(self)
         check_workers(self)
@@ -214,42 +211,42 @@ class DataLoader(TorchLoader[_T_co], StatefulLoader):
                 check(self)
         self._epochs_seen = find_epochs(ordering_parts(self))
 
-    def _set_own_arguments(self, *, meter: Meter | None = None, **others: Any) -> None:
-        """Set the attributes that torch's class does not have."""
-        vars(self).update(others, _self=weakref.ref(self))
+    def _set_own_arguments(self, **own: Any) -> None:
+        """Set the attributes that torch's class lacks, or take those of a source."""
+        source: Self | None = vars(self).pop("_source", None)
+        if source is not None:
+            own = {name: getattr(source, name) for name in (*own, *_STATE)}
+            source._copy = (weakref.ref(self), source._progress)
+        vars(self).update(own, _self=weakref.ref(self))
         self._states_wanted = bool(self.snapshot_every_n_steps)
         self._receiver = BatchReceiver(self.ring_slabs, self.max_ring_bytes)
-        if meter is not None:
-            self._receiver.meter = meter
+        if source is not None:
+            self._receiver.meter = source._receiver.meter
 
-    def _keep_arguments(self, copy: Any, arguments: Mapping[str, Any]) -> None:
-        """Give the other arguments of this loader to a copy, see Note [copies]."""
-        if "_receiver" not in vars(self) or not reads_data_of(self, arguments):
-            return
-        own = {name: getattr(self, name) for name in _DEFAULTS}
-        lost = [n for n in ("on_error", "sample_seeds") if own[n] != _DEFAULTS[n]]
-        own |= {name: getattr(self, name) for name in ("_loaded", "_has_loaded")}
-        own["meter"] = self._receiver.meter
-        if isinstance(copy, DataLoader):
-            is_same = arguments["collate_fn"] is self.collate_fn
-            if type(copy) is DataLoader and not is_same:
-                return  # made by the user
-            vars(copy)["_kept"] = own
-        elif type(copy) is TorchLoader and self._is_resumable():
-            made: Any = copy
-            made.__class__ = DataLoader
-            made._set_own_arguments(**own)
-        elif lost or self._loaded is not None:
-            text = f"{lost[0]}={own[lost[0]]!r}" if lost else "the state that it loaded"
+    def _source_of_copies(self, cls: type, arguments: Mapping[str, Any]) -> Self | None:
+        """Return this loader, None if the user makes another loader of its class."""
+        is_same = arguments.get("collate_fn") is vars(self).get("collate_fn")
+        is_made = "_receiver" in vars(self)
+        return self if is_made and (is_same or cls is not DataLoader) else None
+
+    def _class_of_copy(self, cls: type) -> type:
+        """Return the class of a loader made from this one, see Note [copies]."""
+        if issubclass(cls, DataLoader):
+            return cls
+        if cls is TorchLoader and self._is_resumable():
+            return DataLoader
+        own = {"on_error": self.on_error, "sample_seeds": self.sample_seeds}
+        lost = [f"{k}={v!r}" for k, v in own.items() if v not in ("raise", False)]
+        if self._loaded is not None:
+            lost.append("the state that it loaded")
+        if lost:
             raise RuntimeError(
                 "DataLoader: a copy of this loader must keep all of its arguments, but "
-                f"a {type(copy).__module__}.{type(copy).__qualname__} cannot keep "
-                f"{text}. Use the loader itself, with a DistributedSampler for several "
-                "processes, or without this argument."
+                f"a {cls.__module__}.{cls.__qualname__} cannot keep {lost[0]}. Use the "
+                "loader itself, with a DistributedSampler for several processes, or "
+                "without this argument."
             )
-        else:
-            return
-        self._copy = (weakref.ref(copy), self._progress)
+        return cls
 
     def _copy_in_use(self) -> DataLoader[_T_co] | None:
         """Return the last copy, unless this loader has been used since.
@@ -353,12 +350,8 @@ class DataLoader(TorchLoader[_T_co], StatefulLoader):
         return Epoch(self)
 
 
-#: The arguments that torch's class does not have. They are attributes of a loader.
-_DEFAULTS = {
-    name: parameter.default
-    for name, parameter in inspect.signature(DataLoader).parameters.items()
-    if name not in inspect.signature(TorchLoader).parameters
-}
+#: The state of a loader that its copies continue.
+_STATE = ("_loaded", "_has_loaded")
 
 
 def _check_bool(name: str, value: Any, rule: str = "True or False") -> None:

@@ -30,7 +30,7 @@ from ..core.errors import (
 )
 from ..core.torch_private import TorchLoader
 from ..loader.applied import applied_changes
-from ..loader.copies import TimeoutOfCopies, reads_data_of
+from ..loader.copies import TimeoutWithOwner
 from ..loader.data_loader import DataLoader
 from ..loader.state_dict import StatefulLoader, check_state
 from ..loader.stats import LoaderStats, Meter
@@ -105,7 +105,7 @@ class PreDataLoader:
     """
 
     if not TYPE_CHECKING:
-        timeout = TimeoutOfCopies("_keep_arguments")
+        timeout = TimeoutWithOwner()
 
     def __init__(
         self,
@@ -139,22 +139,21 @@ class PreDataLoader:
         self._loader_stats_before = self._loader_stats()
         self._reset()
 
-    def _keep_arguments(self, copy: Any, arguments: Mapping[str, Any]) -> None:
-        """Let the loader keep its arguments in a copy, see Note [copies].
+    def _source_of_copies(self, cls: type, arguments: Mapping[str, Any]) -> Any:
+        """Return the loader whose arguments a copy keeps, see Note [copies].
 
         Batches of a copy stay on the host, where a step on a device raises an error. A
         missing transform would raise none.
         """
-        if self.transform is not None and reads_data_of(self, arguments):
+        if self.transform is not None:
             raise RuntimeError(
                 "PreDataLoader: only the inner loader must be copied, but a "
-                f"{type(copy).__qualname__} was made from the attributes of "
-                "PreDataLoader, without its transform. Prepare the loader first: "
+                f"{cls.__qualname__} was made from the attributes of PreDataLoader, "
+                "without its transform. Prepare the loader first: "
                 "PreDataLoader(prepare(loader), device)."
             )
-        keep = getattr(self.loader, "_keep_arguments", None)
-        if keep is not None:
-            keep(copy, arguments)
+        find = getattr(self.loader, "_source_of_copies", None)
+        return None if find is None else find(cls, arguments)
 
     def _reset(self) -> None:
         self._pid = os.getpid()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import inspect
 import pickle
 import weakref
 from collections.abc import Callable, Iterator
@@ -168,6 +169,20 @@ def test_a_copy_without_a_state_is_refused(options: Any) -> None:
         made_of(DataLoader(range(8), 2, **kinds, **options))
     # accelerate asks each loader that has the method for its state.
     assert not hasattr(made_of(DataLoader(range(8), 2, **kinds)), "state_dict")
+
+
+def test_a_copy_with_another_collate_function_keeps_the_other_arguments() -> None:
+    loader = DataLoader(range(4), 2, on_error="skip")
+    torch_class: Any = torch.utils.data.DataLoader
+    copied = torch_class(loader.dataset, collate_fn=sum, timeout=loader.timeout)
+    assert (copied.on_error, copied.collate_fn) == ("skip", sum)
+
+
+def test_the_class_of_torch_keeps_its_signature() -> None:
+    torch_class: Any = torch.utils.data.DataLoader
+    names = list(inspect.signature(torch_class.__init__).parameters)
+    assert list(inspect.signature(torch_class).parameters) == names[1:]
+    assert torch_class.__new__(torch_class).__class__ is torch_class
 
 
 class OurSubclass(DataLoader[Any]):
