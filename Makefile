@@ -64,6 +64,8 @@ PIP     := -m pip install -q --disable-pip-version-check
 TOOLS   := "setuptools>=77,<81" wheel ninja "pybind11>=2.11"
 # Prints one line for a command, and its output if it fails.
 STEP    := scripts/step
+# It asks the first Python of PATH for the folders of packages.
+PYRIGHT := env PATH="$(V)/bin:$(PATH)" PYTHONPATH="$(CURDIR)" $(V)/bin/pyright
 # Dependencies and metadata only; the extension has its own stamp file.
 DEPS    := PYPARALLEL_BUILD=python PYTHON_BIN $(PIP) --no-build-isolation -e
 SOURCES := setup.py pyproject.toml $(shell find csrc -name '*.h' -o -name '*.cpp' -o -name '*.cu*')
@@ -264,6 +266,9 @@ lint-prose:
 lint-types: $(V)/.deps
 	$(V)/bin/mypy
 	$(V)/bin/mypy --config-file= --ignore-missing-imports setup.py
+	@$(STEP) "programs with the package, by pyright" $(PYRIGHT) tests/typed
+	@$(STEP) "known types of all public names, by pyright" \
+		$(PYRIGHT) --verifytypes pyparallel --ignoreexternal
 
 lint-cpp: $(V)/.deps
 	find csrc tests/csrc tests/fakecuda \( -name '*.h' -o -name '*.cpp' -o -name '*.cu*' \) -print0 \

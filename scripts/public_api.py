@@ -91,7 +91,14 @@ def signature(function: Any) -> str:
 
 
 def of_function(name: str, function: Any) -> Iterator[str]:
-    """Yield the line of a function, or the lines of its overloads."""
+    """Yield the line of a function; without names of arguments, those of its overloads.
+
+    Other overloads have the same arguments with the types of common calls.
+    """
+    kinds = {each.kind for each in inspect.signature(function).parameters.values()}
+    if kinds != {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}:
+        yield f"{name}{signature(function)}"
+        return
     source = inspect.getsource(sys.modules[function.__module__])
     overloads = [
         node
@@ -102,8 +109,6 @@ def of_function(name: str, function: Any) -> Iterator[str]:
     for node in overloads:
         back = f" -> {ast.unparse(node.returns)}" if node.returns else ""
         yield f"{name}({ast.unparse(node.args)}){back}"
-    if not overloads:
-        yield f"{name}{signature(function)}"
 
 
 def is_ours(value: Any) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar, overload
 
 import torch
 
@@ -40,10 +40,25 @@ from .container import DataContainer
 _TEXT = (str, bytes)
 _BUILTIN = (dict, list, tuple)
 
+_Key = TypeVar("_Key")
+_Value = TypeVar("_Value", torch.Tensor, DataContainer)
+
 #: True if code for mmcv 1.x runs in this process.
 _mmcv_mode = False
 
 
+@overload
+def collate(batch: Sequence[_Value], samples_per_gpu: int | None = None) -> _Value: ...
+@overload
+def collate(
+    batch: Sequence[dict[_Key, _Value]], samples_per_gpu: int | None = None
+) -> dict[_Key, _Value]: ...
+@overload
+def collate(
+    batch: Sequence[dict[_Key, Any]], samples_per_gpu: int | None = None
+) -> dict[_Key, Any]: ...
+@overload
+def collate(batch: Sequence[Any], samples_per_gpu: int | None = None) -> Any: ...
 def collate(batch: Sequence[Any], samples_per_gpu: int | None = None) -> Any:
     """Return the samples of ``batch`` as one batch.
 

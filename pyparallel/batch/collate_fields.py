@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields as dataclass_fields
 from functools import partial
 from keyword import iskeyword
-from typing import Any
+from typing import Any, TypeVar, overload
 
 import torch
 
@@ -34,6 +34,7 @@ from .rules import List, Pad, Rule, Stack, advise_rules, apply_rule, convert, is
 
 #: A rule, or a function that gets the list of the field's values.
 AnyRule = Rule | Callable[[list[Any]], Any]
+_Key = TypeVar("_Key")
 
 _OPTIONS = [each.name for each in dataclass_fields(Pad) if each.init]
 _RULES = "Pad(...), Stack(), Concat(), List() or a function of the list of values"
@@ -106,6 +107,10 @@ class Collate:
                 "has another one. Remove one of them."
             )
 
+    @overload
+    def __call__(self, batch: Sequence[dict[_Key, Any]]) -> dict[_Key, Any]: ...
+    @overload
+    def __call__(self, batch: Sequence[Any]) -> Any: ...
     def __call__(self, batch: Sequence[Any]) -> Any:
         """Return the samples as one batch.
 

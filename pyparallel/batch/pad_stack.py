@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal, TypedDict, overload
 
 import torch
+from typing_extensions import Unpack
 
 from ..backend.plain import PLAIN, without_subclasses
 from ..core.errors import (
@@ -16,10 +17,56 @@ from ..core.errors import (
     type_name,
 )
 from . import custom_op, stack, torch_stack
-from .padding import Padded, Padding, check_num_dims
+from .padding import Padded, Padding, Sizes, check_num_dims
 from .plan import plan_stack, sample_name
 
 
+class _Options(TypedDict, total=False):
+    """The options of `pad_stack` that do not change the type of its result."""
+
+    pad_dims: int | None
+    padding_value: float
+    out: torch.Tensor | None
+    size_divisor: int | Sizes
+    shape: Sizes | None
+    buckets: tuple[Sizes, ...]
+    side: str | tuple[str, ...]
+
+
+@overload
+def pad_stack(
+    samples: Sequence[torch.Tensor],
+    *,
+    padding: None = None,
+    sizes: Literal[False] = False,
+    mask: Literal[False] = False,
+    **options: Unpack[_Options],
+) -> torch.Tensor: ...
+@overload
+def pad_stack(
+    samples: Sequence[torch.Tensor],
+    *,
+    mask: Literal[True],
+    sizes: bool = False,
+    **options: Unpack[_Options],
+) -> Padded: ...
+@overload
+def pad_stack(
+    samples: Sequence[torch.Tensor],
+    *,
+    sizes: Literal[True],
+    mask: bool = False,
+    **options: Unpack[_Options],
+) -> Padded: ...
+@overload
+def pad_stack(
+    samples: Sequence[torch.Tensor],
+    *,
+    padding: Padding | None = None,
+    sizes: bool = False,
+    mask: bool = False,
+    **options: Unpack[_Options],
+) -> torch.Tensor | Padded: ...
 def pad_stack(
     samples: Sequence[torch.Tensor],
     *,

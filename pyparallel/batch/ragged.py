@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate
-from typing import Any
+from typing import Any, overload
 
 import torch
 
@@ -208,6 +208,14 @@ class Ragged(TensorFields):
         """Return the number of samples."""
         return self.num_samples
 
+    @overload
+    def to_padded(
+        self, padding_value: float = 0, padding: None = None
+    ) -> torch.Tensor: ...
+    @overload
+    def to_padded(
+        self, padding_value: float = 0, padding: Padding | None = None
+    ) -> torch.Tensor | Padded: ...
     def to_padded(
         self, padding_value: float = 0, padding: Padding | None = None
     ) -> torch.Tensor | Padded:

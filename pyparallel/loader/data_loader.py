@@ -24,7 +24,7 @@ from ..batch.collate import collate, collate_one_chunk
 from ..batch.collate_fields import check_collate_fn
 from ..core.errors import BatchTypeError, check_int, type_name, warn
 from ..core.text import plural
-from ..core.torch_private import TorchLoader, require
+from ..core.torch_private import LoaderIter, TorchLoader, require
 from . import _random_state
 from ._batch_receiver import BatchReceiver
 from ._loader_state import find_epochs, ordering_parts
@@ -312,7 +312,7 @@ class DataLoader(TorchLoader[_T_co], StatefulLoader):
         for warning in caught:
             warn(str(warning.message), warning.category)
 
-    def __iter__(self) -> Any:
+    def __iter__(self) -> LoaderIter:
         """Start an epoch."""
         if isinstance(self._iterator, Epoch) and self._iterator.has_lost_worker():
             self._iterator = None

@@ -143,7 +143,7 @@ def _global_name(safe: Any) -> str:
 
 def _provided_items() -> dict[str, list[Callable[..., Any]]]:
     """Return the items to register, by the name of mmengine's registry."""
-    functions = [*_upstream.provided["FUNCTIONS"], collate]
+    functions: list[Callable[..., Any]] = [*_upstream.provided["FUNCTIONS"], collate]
     return {**_upstream.provided, "FUNCTIONS": functions}
 
 

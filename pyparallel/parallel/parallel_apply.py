@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import accumulate, chain, count, pairwise
-from typing import Any, overload
+from typing import Any, TypeVar, overload
 
 import torch
 from torch import nn
@@ -22,19 +22,20 @@ _NAME = "parallel_apply"
 #: Without an accelerator no tensor can be on another device.
 _HOST_ONLY = torch.accelerator.current_accelerator() is None
 _ITEM_OPTIONS = ("inputs", "devices", "output_device", "dim", "module_kwargs")
+_Result = TypeVar("_Result")
 _SEQUENCES = (Sequence, nn.ModuleList)
 _MODULE_OPTIONS = ("inputs", "kwargs_tup", "devices")
 
 
 @overload
 def parallel_apply(
-    fn: Callable[..., Any],
+    fn: Callable[..., _Result],
     inputs: torch.Tensor | Sequence[Any],
     devices: Target | Iterable[Target] | None = None,
     output_device: Target | None = None,
     dim: int = 0,
     module_kwargs: Mapping[str, Any] | None = None,
-) -> list[Any]: ...
+) -> list[_Result]: ...
 @overload
 def parallel_apply(
     modules: Sequence[Callable[..., Any]] | nn.ModuleList,

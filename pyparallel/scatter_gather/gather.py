@@ -12,7 +12,7 @@ import sys
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -41,9 +41,10 @@ from .checks import (
 #: Builds a gathered value from the joined tensors of all columns.
 _Build = Callable[[Sequence[torch.Tensor]], Any]
 _Path = tuple[Any, ...]
+_T = TypeVar("_T")
 
 
-def gather(outputs: Sequence[Any], target_device: Target | None, dim: int = 0) -> Any:
+def gather(outputs: Sequence[_T], target_device: Target | None, dim: int = 0) -> _T:
     """Return the outputs of several replicas as those of one on the whole batch.
 
     Args:
@@ -102,7 +103,8 @@ def gather(outputs: Sequence[Any], target_device: Target | None, dim: int = 0) -
         plan = _Plan()
         build = plan.value(list(outputs), (), operator.index(dim))
         with torch_device.relaxed(plan.device):
-            return build(plan.join(target))
+            result: _T = build(plan.join(target))
+    return result
 
 
 class _Plan:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, TypeVar, overload
 
 import torch
 from torch.nn.utils.rnn import PackedSequence
@@ -18,7 +18,50 @@ from ..core.tracing import span
 from .move import move, start_copy
 from .split import Options, split, whole_parts
 
+_T = TypeVar("_T")
+_Key = TypeVar("_Key")
 
+
+@overload
+def scatter(  # type: ignore[overload-overlap]
+    inputs: torch.Tensor,
+    target_gpus: Targets,
+    dim: int = 0,
+    chunk_sizes: Sequence[int] | None = None,
+    max_size: int | None = None,
+    dtype: torch.dtype | None = None,
+    stream: torch.Stream | None = None,
+) -> tuple[torch.Tensor, ...]: ...
+@overload
+def scatter(  # type: ignore[overload-overlap]
+    inputs: DataContainer,
+    target_gpus: Targets,
+    dim: int = 0,
+    chunk_sizes: Sequence[int] | None = None,
+    max_size: int | None = None,
+    dtype: torch.dtype | None = None,
+    stream: torch.Stream | None = None,
+) -> Sequence[Any]: ...
+@overload
+def scatter(
+    inputs: dict[_Key, DataContainer],
+    target_gpus: Targets,
+    dim: int = 0,
+    chunk_sizes: Sequence[int] | None = None,
+    max_size: int | None = None,
+    dtype: torch.dtype | None = None,
+    stream: torch.Stream | None = None,
+) -> list[dict[_Key, Any]]: ...
+@overload
+def scatter(
+    inputs: _T,
+    target_gpus: Targets,
+    dim: int = 0,
+    chunk_sizes: Sequence[int] | None = None,
+    max_size: int | None = None,
+    dtype: torch.dtype | None = None,
+    stream: torch.Stream | None = None,
+) -> list[_T]: ...
 def scatter(
     inputs: Any,
     target_gpus: Targets,

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import threading
-from typing import Any
+from typing import Any, TypeVar
 
 from ..batch.container import TensorSkeleton, check_data
 from ..core.tracing import span
 from ..transfer.device import ReturnApi, torch_return
 from ..transfer.from_device import MixedHostCopy
+
+_T = TypeVar("_T")
 
 
 class HostCopy:
@@ -52,7 +54,7 @@ class HostCopy:
             return self._batch
 
 
-def to_host(batch: Any) -> Any:
+def to_host(batch: _T) -> _T:
     """Return a nested batch with all its tensors on the host, in one copy per device.
 
     The tensors have no gradient history. Those of one device share one pinned slab,
@@ -85,7 +87,8 @@ def to_host(batch: Any) -> Any:
         True
     """
     with span("pyparallel.to_host"):
-        return HostCopy(batch, torch_return, snapshot=False).get()
+        result: _T = HostCopy(batch, torch_return, snapshot=False).get()
+    return result
 
 
 def start_to_host(batch: Any) -> HostCopy:

@@ -6,7 +6,7 @@ Nothing here runs. ``assert_type`` has the types that an editor must show.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
@@ -91,19 +91,24 @@ def containers(image: Tensor, boxes: Tensor) -> Sample:
 def stacked(samples: list[Tensor]) -> tuple[Tensor, Ragged]:
     """Plain tensors of different sizes."""
     found = pad_stack(samples, pad_dims=1, padding_value=-1)
-    assert_type(found, Tensor | Padded)
-    if isinstance(found, Padded):
-        assert_type(found.data, Tensor)
-        assert_type(found.sizes, Tensor | None)
-        assert_type(found.mask, Tensor | None)
-        assert_type(found.num_samples, int)
-        found = found.part(0, 1).data
+    assert_type(found, Tensor)
+    assert_type(pad_stack(samples, side="left", out=found), Tensor)
+    assert_type(pad_stack(samples, sizes=True), Padded)
+    assert_type(pad_stack(samples, padding=Padding(mask=True)), Tensor | Padded)
+    padded = pad_stack(samples, mask=True, size_divisor=32)
+    assert_type(padded, Padded)
+    assert_type(padded.data, Tensor)
+    assert_type(padded.sizes, Tensor | None)
+    assert_type(padded.mask, Tensor | None)
+    assert_type(padded.num_samples, int)
+    found = padded.part(0, 1).data
     ragged = Ragged.from_tensors(samples)
     assert_type(ragged.values, Tensor)
     assert_type(ragged.offsets, Tensor)
     assert_type(ragged.lengths(), Tensor)
     assert_type(ragged.unbind(), list[Tensor])
     assert_type(ragged.num_samples, int)
+    assert_type(ragged.to_padded(-1.0), Tensor)
     assert_type(ragged.to_padded(0.0, Padding(sizes=True)), Tensor | Padded)
     return found, Ragged.from_nested(ragged.to_nested()).part(0, 2)
 
@@ -125,7 +130,10 @@ def rules(dataset: torch.utils.data.Dataset[dict[str, Tensor]]) -> Iterator[Any]
         default=Stack(),
     )
     assert_type(Collate.auto(dataset, num_samples=8), Collate)
+    assert_type(fields([dataset[0], dataset[1]]), dict[str, Any])
+    assert_type(fields([(1, "a"), (2, "b")]), Any)
     for batch in DataLoader(dataset, batch_size=4, collate_fn=fields):
+        assert_type(batch, Any)
         boxes: Ragged = batch["target"]["boxes"]
         assert_type(boxes.cu_seqlens, Tensor)
         assert_type(boxes.position_ids, Tensor)
@@ -159,13 +167,32 @@ def loaders(dataset: torch.utils.data.Dataset[Sample]) -> Iterator[Any]:
         print(finding)
     with PreDataLoader(loader, "cpu", 3, transform=None, timeout=60.0) as ahead:
         assert_type(len(ahead), int)
-        yield from ahead
+        for batch in ahead:
+            assert_type(batch, Any)
+            yield batch
         yield ahead.next()
         stats = ahead.stats()
         assert_type(stats.verdict, str)
         assert_type(stats.hidden, float | None)
         assert_type(stats.padding_fraction + stats.waited + stats.wait_seconds, float)
         assert_type(stats.batches + stats.nbytes + stats.ring_misses, int)
+
+
+def merged(tensors: list[Tensor], samples: list[Sample]) -> Tensor:
+    """Batches keep the structure of their samples, also across devices."""
+    assert_type(collate(tensors), Tensor)
+    assert_type(collate([sample["img"] for sample in samples]), DataContainer)
+    assert_type(collate([{"x": tensors[0]}]), dict[str, Tensor])
+    batch = collate(samples, samples_per_gpu=2)
+    assert_type(batch, dict[str, DataContainer])
+    assert_type(scatter(batch, [0, 1]), list[dict[str, Any]])
+    assert_type(scatter(batch["img"], [0, 1]), Sequence[Any])
+    assert_type(scatter(tensors[0], ["cuda:0"]), tuple[Tensor, ...])
+    parts = scatter({"x": tensors[0]}, ["cuda:0", "cuda:1"])
+    assert_type(parts, list[dict[str, Tensor]])
+    assert_type(gather(parts, -1), dict[str, Tensor])
+    assert_type(to_host(parts), list[dict[str, Tensor]])
+    return gather(scatter(tensors[0], [0, 1]), 0)
 
 
 def transfers(batch: Any, model: nn.Module) -> Any:
@@ -179,7 +206,7 @@ def transfers(batch: Any, model: nn.Module) -> Any:
     assert_type(replicas, list[nn.Module])
     outputs = parallel_apply(replicas, parts, [{}, {}], [0, 1])
     assert_type(outputs, list[Any])
-    assert_type(parallel_apply(len, [[1], [2]], ["cpu", "cpu"], dim=0), list[Any])
+    assert_type(parallel_apply(len, [[1], [2]], ["cpu", "cpu"], dim=0), list[int])
     handle = start_to_host(gather(outputs, 0))
     assert_type(handle, HostCopy)
     return handle.get() if handle.is_done() else to_host(outputs)
