@@ -30,12 +30,13 @@ class SizeBatchSampler(size_batch_sampler.SizeBatchSampler):
     Args:
         sampler: a sampler of mmengine, such as ``DefaultSampler``.
         batch_size: the number of samples of a batch, or the largest number with
-            ``max_padded``.
+            ``max_padded`` or ``max_total``.
         sizes: as of ``pyparallel.SizeBatchSampler``: an array, or a function of an
             index. None: ``height`` and ``width`` of the dataset's ``get_data_info``.
         scale: the size within which the pipeline resizes images and keeps their ratio,
             as ``scale`` of mmcv's ``Resize``. Only for ``sizes=None``.
         max_padded: as of ``pyparallel.SizeBatchSampler``.
+        max_total: as of ``pyparallel.SizeBatchSampler``.
         **options: other arguments of ``pyparallel.SizeBatchSampler``.
 
     Raises:
@@ -52,6 +53,7 @@ class SizeBatchSampler(size_batch_sampler.SizeBatchSampler):
         sizes: Any = None,
         scale: tuple[int, int] | None = None,
         max_padded: int | None = None,
+        max_total: int | None = None,
         **options: Any,
     ) -> None:
         if not hasattr(sampler, "dataset"):
@@ -64,9 +66,9 @@ class SizeBatchSampler(size_batch_sampler.SizeBatchSampler):
             sizes = _image_sizes(dataset, scale)
         if callable(sizes):
             options.setdefault("num_samples", len(dataset))
-        limits: dict[str, Any] = {"batch_size": batch_size}
-        if max_padded is not None:
-            limits = {"max_padded": max_padded, "max_batch_size": batch_size}
+        options |= {"max_padded": max_padded, "max_total": max_total}
+        has_budget = max_padded is not None or max_total is not None
+        options["max_batch_size" if has_budget else "batch_size"] = batch_size
         names = {"seed": "seed", "shuffle": "shuffle"}
         ranks = getattr(sampler, "world_size", None), getattr(sampler, "rank", None)
         if ranks != Ranks(_WHERE, None, None).peek():
@@ -75,7 +77,7 @@ class SizeBatchSampler(size_batch_sampler.SizeBatchSampler):
         for name, attribute in names.items():
             if (value := getattr(sampler, attribute, None)) is not None:
                 options.setdefault(name, value)
-        super().__init__(sizes, **limits, **options)
+        super().__init__(sizes, **options)
         self.check_loader(sampler)
 
 

@@ -37,6 +37,7 @@ def check_arguments(
     *,
     batch_size: int | None,
     max_padded: int | None,
+    max_total: int | None,
     max_batch_size: int | None,
     padding: Padding | None,
     shuffle: bool,
@@ -47,13 +48,13 @@ def check_arguments(
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the arguments of a `Planner`, and the arguments that a state has.
 
-    The three limits are 0 for None.
+    The four limits are 0 for None.
 
     Raises:
         TypeError: an argument has the wrong type.
         ValueError: an argument has an impossible value, or limits exclude each other.
     """
-    limits = _check_limits(where, batch_size, max_padded, max_batch_size)
+    limits = _check_limits(where, batch_size, max_padded, max_total, max_batch_size)
     check_flags(
         where, shuffle=shuffle, drop_last=drop_last, skip_oversized=skip_oversized
     )
@@ -61,6 +62,11 @@ def check_arguments(
         raise BatchTypeError(
             f"{where} padding must be a Padding or None, but is {padding!r} "
             f"({type_name(padding)}). Use pyparallel.Padding."
+        )
+    if padding is not None and max_total is not None:
+        raise BatchValueError(
+            f"{where} padding must be None with max_total, but is {padding!r}. Remove "
+            "it, or set max_padded."
         )
     options = {
         **limits,
@@ -81,37 +87,41 @@ def _check_limits(
     where: str,
     batch_size: int | None,
     max_padded: int | None,
+    max_total: int | None,
     max_batch_size: int | None,
 ) -> dict[str, int]:
-    if (batch_size is None) == (max_padded is None):
+    if sum(limit is not None for limit in (batch_size, max_padded, max_total)) != 1:
         raise BatchValueError(
-            f"{where} one of batch_size and max_padded must be set, but they are "
-            f"{batch_size!r} and {max_padded!r}. Set one of them."
+            f"{where} one of batch_size, max_padded and max_total must be set, but "
+            f"they are {batch_size!r}, {max_padded!r} and {max_total!r}. Set one of "
+            "them."
         )
-    if max_batch_size is not None and max_padded is None:
+    if max_batch_size is not None and batch_size is not None:
         raise BatchValueError(
-            f"{where} max_batch_size must be None without max_padded, but is "
+            f"{where} max_batch_size must be None with batch_size, but is "
             f"{max_batch_size!r}. Remove it, as batch_size sets the number of samples."
         )
     values = {
         "batch_size": batch_size,
         "max_padded": max_padded,
+        "max_total": max_total,
         "max_batch_size": max_batch_size,
     }
     limits = {
         name: 0 if value is None else check_int(value, 1, f"{where} {name}")
         for name, value in values.items()
     }
-    if limits["max_padded"] > _MAX_BUDGET:
-        raise BatchValueError(
-            f"{where} max_padded must be at most {_MAX_BUDGET}, but is {max_padded}."
-        )
+    for name in ("max_padded", "max_total"):
+        if limits[name] > _MAX_BUDGET:
+            raise BatchValueError(
+                f"{where} {name} must be at most {_MAX_BUDGET}, but is {limits[name]}."
+            )
     return limits
 
 
 def limit_text(arguments: dict[str, Any]) -> str:
     """Return the limit of a batch as an argument: ``"batch_size=4"``."""
-    names = ("batch_size", "max_padded", "max_batch_size")
+    names = ("batch_size", "max_padded", "max_total", "max_batch_size")
     return ", ".join(f"{name}={arguments[name]}" for name in names if arguments[name])
 
 

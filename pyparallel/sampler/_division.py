@@ -178,6 +178,25 @@ def divide_by_budget(
     return np.concatenate(orders), np.concatenate(lengths)
 
 
+def divide_by_total(totals: Array, max_total: int, max_batch_size: int) -> Array:
+    """Return the lengths of consecutive batches, each as long as its budget permits.
+
+    Args:
+        totals: the need of each sample, at most ``max_total``.
+        max_total: the budget of a batch.
+        max_batch_size: the limit of samples of a batch, 0: no limit.
+    """
+    needed = np.cumsum(totals)
+    most = max_batch_size or len(totals)
+    ends, end, used = [0], 0, 0
+    while end < len(totals):
+        fitting = int(np.searchsorted(needed, used + max_total, "right"))
+        end = min(fitting, end + most)
+        used = int(needed[end - 1])
+        ends.append(end)
+    return np.diff(np.array(ends))
+
+
 def split_evenly(total: int, parts: int) -> Array:
     """Return ``parts`` numbers with the sum ``total`` that differ by at most 1."""
     edges = np.arange(parts + 1) * total // parts
@@ -212,19 +231,21 @@ class _BudgetDivider:
             largest = np.maximum.reduceat(self.sizes, _starts(self.counts), axis=1)
             loads = self.load(largest, self.counts)
             fits = loads <= 1
-            accepted = fits & (self.is_full | (loads >= minimum))
-            orders.append(self.order[np.repeat(accepted, self.counts)])
-            lengths.append(self.counts[accepted])
-            rests.append(self.order[np.repeat(fits & ~accepted, self.counts)])
-            self._keep(~fits)
+            if fits.any():
+                accepted = fits & (self.is_full | (loads >= minimum))
+                orders.append(self.order[np.repeat(accepted, self.counts)])
+                lengths.append(self.counts[accepted])
+                rests.append(self.order[np.repeat(fits & ~accepted, self.counts)])
+                self._keep(~fits)
             if len(self.counts):
                 self._split(loads[~fits])
         return np.concatenate(orders), np.concatenate(lengths), np.concatenate(rests)
 
     def _keep(self, kept: npt.NDArray[np.bool_]) -> None:
-        samples = np.repeat(kept, self.counts)
+        samples = np.flatnonzero(np.repeat(kept, self.counts))
         self.order, self.counts = self.order[samples], self.counts[kept]
-        self.sizes, self.codes = self.sizes[:, samples], self.codes[:, samples]
+        self.sizes = self.sizes.take(samples, axis=1)
+        self.codes = self.codes.take(samples, axis=1)
 
     def _split(self, loads: Floats) -> None:
         """Split each segment in two."""
@@ -236,7 +257,7 @@ class _BudgetDivider:
         self.sizes = self.sizes.take(by_size, axis=1)
         self.codes = self.codes.take(by_size, axis=1)
         is_cut = loads <= _CUT_BELOW
-        left = np.where(is_cut, self._count_fitting(), half)
+        left = np.where(is_cut, self._count_fitting(), half) if is_cut.any() else half
         self.counts = _interleave(left, self.counts - left)
         self.is_full = _interleave(is_cut, np.zeros_like(is_cut))
 

@@ -20,6 +20,7 @@ from ._division import (
     Sizes,
     divide_by_budget,
     divide_by_count,
+    divide_by_total,
     size_codes,
     split_evenly,
 )
@@ -148,15 +149,54 @@ class PaddedShapes:
         return elements
 
 
+@dataclass(frozen=True)
+class Budget:
+    """The limit of a batch in elements.
+
+    Attributes:
+        shapes: the shapes of padded batches.
+        max_padded: the limit of elements with padding, 0 without one.
+        max_total: the limit of the sum of all sizes, 0 without one.
+        where: the class whose errors it raises.
+    """
+
+    shapes: PaddedShapes
+    max_padded: int
+    max_total: int
+    where: str = _WHERE
+
+    @property
+    def limit(self) -> int:
+        """The limit, 0 without one."""
+        return self.max_padded or self.max_total
+
+    def needs(self, sizes: npt.NDArray[Any]) -> Floats:
+        """Return the needs of single samples, from their sizes ``(d, n)``."""
+        if self.max_total:
+            totals: Floats = sizes.sum(axis=0, dtype=np.float64)
+            return totals
+        return self.shapes.num_elements(sizes)
+
+    def raise_oversized(self, name: str, sizes: list[int], needed: float) -> None:
+        """Raise the error for a sample that exceeds the limit."""
+        limit, unit = "max_padded", "padded elements"
+        if self.max_total:
+            limit, unit = "max_total", "elements"
+        raise BatchValueError(
+            f"{self.where} every sample must fit in {limit}={self.limit}, but {name} "
+            f"has {needed:.0f} {unit} (sizes {sizes}). Increase {limit}, remove the "
+            "sample, or set skip_oversized=True."
+        )
+
+
 def find_candidates(
-    sizes: Sizes, shapes: PaddedShapes, max_padded: int, skip_oversized: bool
+    sizes: Sizes, budget: Budget, skip_oversized: bool
 ) -> npt.NDArray[np.int32]:
     """Return the indices of the samples that fit the budget.
 
     Args:
         sizes: the sizes of the samples.
-        shapes: the shapes of padded batches.
-        max_padded: the budget, 0 without one.
+        budget: the limit of a batch.
         skip_oversized: whether to leave out the others, instead of an error.
 
     Raises:
@@ -166,16 +206,13 @@ def find_candidates(
     for begin in range(0, len(sizes), _BLOCK):
         block = sizes[begin : begin + _BLOCK]
         indices = np.arange(begin, begin + len(block), dtype=np.int32)
-        if max_padded:
-            elements = shapes.num_elements(block.T)
-            fits = elements <= max_padded
+        if budget.limit:
+            needs = budget.needs(block.T)
+            fits = needs <= budget.limit
             if not fits.all() and not skip_oversized:
                 first = int(fits.argmin())
-                raise BatchValueError(
-                    f"{_WHERE} every sample must fit in max_padded={max_padded}, but "
-                    f"sample {begin + first} has {elements[first]:.0f} padded elements "
-                    f"(sizes {block[first].tolist()}). Increase max_padded, remove the "
-                    "sample, or set skip_oversized=True."
+                budget.raise_oversized(
+                    f"sample {begin + first}", block[first].tolist(), needs[first]
                 )
             indices = indices[fits]
         found.append(indices)
@@ -228,6 +265,7 @@ class Planner:
         candidates: the indices of the samples that batches may have.
         batch_size: the number of samples of a batch, 0 with a budget.
         max_padded: the budget of a batch in padded elements, 0 without one.
+        max_total: the budget of a batch in elements without padding, 0 without one.
         max_batch_size: the limit of samples of a batch with a budget, 0: no limit.
         shuffle: whether plans are random.
         seed: the seed of all plans.
@@ -240,6 +278,7 @@ class Planner:
     candidates: npt.NDArray[np.int32]
     batch_size: int
     max_padded: int
+    max_total: int
     max_batch_size: int
     shuffle: bool
     seed: int
@@ -299,6 +338,11 @@ class Planner:
 
     def _divide(self, samples: npt.NDArray[np.int32]) -> tuple[Array, Array, Floats]:
         """Sort the samples into batches. Return their lengths, shapes and costs."""
+        if self.max_total:
+            sizes = self.sizes[samples].T
+            totals = sizes.sum(axis=0, dtype=np.int64)
+            counts = divide_by_total(totals, self.max_total, self.max_batch_size)
+            return counts, *self.measure(sizes, counts)
         windows = self._window_lengths(samples)
         lengths = [np.zeros(0, dtype=np.int64)]
         shapes = [np.zeros((self.sizes.shape[1], 0), dtype=np.int64)]
@@ -311,17 +355,35 @@ class Planner:
             sizes = np.ascontiguousarray(self.sizes[block].T)
             order, counts = self._divide_block(sizes, windows[first:last])
             block[:] = block[order]
-            starts = np.cumsum(counts) - counts
-            largest = np.maximum.reduceat(sizes.take(order, axis=1), starts, axis=1)
+            shape, cost = self.measure(sizes.take(order, axis=1), counts)
             lengths.append(counts)
-            shapes.append(self.shapes(largest))
-            costs.append(shapes[-1].prod(axis=0, dtype=np.float64) * counts)
+            shapes.append(shape)
+            costs.append(cost)
             begin, first = int(ends[last - 1]), last
         return (
             np.concatenate(lengths),
             np.concatenate(shapes, axis=1),
             np.concatenate(costs),
         )
+
+    def measure(self, sizes: npt.NDArray[Any], counts: Array) -> tuple[Array, Floats]:
+        """Return the shapes ``(d, batches)`` and the costs of consecutive batches.
+
+        Args:
+            sizes: the sizes of the samples, ``(d, n)``.
+            counts: the numbers of samples of the batches.
+        """
+        starts = np.cumsum(counts) - counts
+        if self.max_total:
+            totals = np.add.reduceat(sizes, starts, axis=1, dtype=np.int64)
+            return totals, totals.sum(axis=0, dtype=np.float64)
+        shapes = self.shapes(np.maximum.reduceat(sizes, starts, axis=1))
+        return shapes, shapes.prod(axis=0, dtype=np.float64) * counts
+
+    def num_elements(self, samples: npt.NDArray[np.int32]) -> float:
+        """Return the number of elements of samples without padding."""
+        add = np.sum if self.max_total else np.prod
+        return float(add(self.sizes[samples], axis=1, dtype=np.float64).sum())
 
     def _window_lengths(self, samples: npt.NDArray[np.int32]) -> Array:
         """Return the numbers of samples of the windows."""

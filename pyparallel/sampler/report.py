@@ -39,7 +39,7 @@ class SizeBatchReport:
 
     Attributes:
         planned: the figures of the plan.
-        random: the figures of random batches. They ignore ``max_padded``.
+        random: the figures of random batches. They ignore the budget.
     """
 
     planned: BatchFigures
@@ -80,14 +80,9 @@ def _shuffle(planner: Planner, plan: Plan, epoch: int) -> Plan:
     generator = np.random.Generator(np.random.PCG64([planner.seed, epoch, 2**31]))
     samples = generator.permutation(plan.samples)
     num_batches, ends = len(plan.costs), plan.ends
-    if planner.max_padded:  # small batches of large samples would not be random
+    if not planner.batch_size:  # small batches of large samples would not be random
         ends = np.arange(num_batches + 1) * len(samples) // max(1, num_batches)
-    largest = np.zeros((planner.sizes.shape[1], 0), dtype=np.int32)
-    if num_batches:
-        sizes = planner.sizes[samples].T
-        largest = np.maximum.reduceat(sizes, ends[:-1], axis=1)
-    shapes = planner.shapes(largest)
-    costs = shapes.prod(axis=0, dtype=np.float64) * np.diff(ends)
+    shapes, costs = planner.measure(planner.sizes[samples].T, np.diff(ends))
     return Plan(samples, ends, shapes, costs, plan.steps, plan.num_complete)
 
 
@@ -97,7 +92,7 @@ def _figures(planner: Planner, plan: Plan) -> BatchFigures:
     is_used[plan.steps] = True
     used = plan.samples_of_steps(len(plan.steps))
     total = float(plan.costs[is_used].sum())
-    data = float(planner.sizes[used].prod(axis=1, dtype=np.float64).sum())
+    data = planner.num_elements(used)
     shapes = np.concatenate([lengths[None], plan.shapes])[:, is_used]
     costs = plan.costs[plan.steps[: plan.num_complete]]
     means = costs.mean(axis=1)

@@ -61,7 +61,11 @@ class SizeBatchSampler(Sampler[list[int]]):
         batch_size: the number of samples of a batch.
         max_padded: instead of ``batch_size``: the largest number of elements of a
             batch with its padding, that is tokens or pixels.
-        max_batch_size: the largest number of samples of a batch of ``max_padded``.
+        max_total: instead of ``batch_size``: the largest sum of all sizes of a batch,
+            for fields without padding, such as the nodes and edges of graphs. Such
+            batches are cut from the shuffled samples, whatever their sizes.
+        max_batch_size: the largest number of samples of a batch of ``max_padded`` or
+            ``max_total``.
         padding: the `Padding` of the field. The sampler uses its target shapes, and
             with its ``buckets`` or ``size_divisor`` the batches have few shapes.
         shuffle: make the plan random. Otherwise the windows are in the order of the
@@ -76,8 +80,8 @@ class SizeBatchSampler(Sampler[list[int]]):
             ``torch.distributed`` at the first ``iter()``, ``len()`` or `report`, 1 if
             it is not initialised.
         rank: the rank of this process. None: its rank in that group, 0 without one.
-        skip_oversized: leave out samples that alone exceed ``max_padded``, instead of
-            an error. `num_skipped` is their number.
+        skip_oversized: leave out samples that alone exceed ``max_padded`` or
+            ``max_total``, instead of an error. `num_skipped` is their number.
         num_samples: the number of samples, if ``sizes`` is a function.
         progress: show a progress bar for calls of ``sizes``, if tqdm is installed.
         cache: the path of a file for the sizes, if ``sizes`` is a function. If the file
@@ -93,7 +97,7 @@ class SizeBatchSampler(Sampler[list[int]]):
         ImportError: NumPy is not installed.
         TypeError: an argument has the wrong type.
         ValueError: an argument has an impossible value, or a sample exceeds
-            ``max_padded``. The message names the sample.
+            ``max_padded`` or ``max_total``. The message names the sample.
 
     Example:
         >>> lengths = [3, 90, 4, 80, 5, 70]
@@ -114,6 +118,7 @@ class SizeBatchSampler(Sampler[list[int]]):
         batch_size: int | None = None,
         *,
         max_padded: int | None = None,
+        max_total: int | None = None,
         max_batch_size: int | None = None,
         padding: Padding | None = None,
         shuffle: bool = True,
@@ -137,6 +142,7 @@ class SizeBatchSampler(Sampler[list[int]]):
             _WHERE,
             batch_size=batch_size,
             max_padded=max_padded,
+            max_total=max_total,
             max_batch_size=max_batch_size,
             padding=padding,
             shuffle=shuffle,
@@ -161,7 +167,9 @@ class SizeBatchSampler(Sampler[list[int]]):
             sizes=self.sizes,
             shapes=shapes,
             candidates=planner.find_candidates(
-                self.sizes, shapes, options["max_padded"], skip_oversized
+                self.sizes,
+                planner.Budget(shapes, options["max_padded"], options["max_total"]),
+                skip_oversized,
             ),
             **options,
         )
@@ -235,8 +243,8 @@ class SizeBatchSampler(Sampler[list[int]]):
     def __len__(self) -> int:
         """Return the number of batches of each rank in this epoch.
 
-        With ``max_padded`` it may differ between epochs. In a resumed epoch it includes
-        the batches before the loaded position.
+        With ``max_padded`` or ``max_total`` it may differ between epochs. In a resumed
+        epoch it includes the batches before the loaded position.
         """
         position = self._position.divide(self._ranks.use()[0])
         before = sum(num_steps for _, num_steps in position.history)

@@ -49,6 +49,7 @@ class SizeBatcher(IterableDataset[list[T]]):
             padded: one integer, or a sequence.
         batch_size: as of `SizeBatchSampler`.
         max_padded: as of `SizeBatchSampler`.
+        max_total: as of `SizeBatchSampler`.
         max_batch_size: as of `SizeBatchSampler`.
         padding: as of `SizeBatchSampler`.
         shuffle: yield the batches of a window in random order. The samples of the
@@ -56,8 +57,8 @@ class SizeBatcher(IterableDataset[list[T]]):
         seed: the seed of that order.
         window: the number of batches that are divided together.
         drop_last: drop the samples at the end that do not fill a batch.
-        skip_oversized: leave out samples that alone exceed ``max_padded``, instead of
-            an error.
+        skip_oversized: leave out samples that alone exceed ``max_padded`` or
+            ``max_total``, instead of an error.
 
     Attributes:
         epoch: the number of the epoch, by `set_epoch`.
@@ -67,7 +68,7 @@ class SizeBatcher(IterableDataset[list[T]]):
         ImportError: NumPy is not installed.
         TypeError: an argument, or a size, has the wrong type.
         ValueError: an argument, or a size, has an impossible value, or a sample exceeds
-            ``max_padded``. The message names the sample.
+            ``max_padded`` or ``max_total``. The message names the sample.
 
     Example:
         >>> words = ["a", "bbbb", "cc", "dddd", "e", "ff"]
@@ -82,6 +83,7 @@ class SizeBatcher(IterableDataset[list[T]]):
         batch_size: int | None = None,
         *,
         max_padded: int | None = None,
+        max_total: int | None = None,
         max_batch_size: int | None = None,
         padding: Padding | None = None,
         shuffle: bool = True,
@@ -100,6 +102,7 @@ class SizeBatcher(IterableDataset[list[T]]):
             _WHERE,
             batch_size=batch_size,
             max_padded=max_padded,
+            max_total=max_total,
             max_batch_size=max_batch_size,
             padding=padding,
             shuffle=shuffle,
@@ -424,18 +427,16 @@ class _Reader:
         """Return the share of a batch that a sample needs, 0 if it is left out."""
         if self._options["batch_size"]:
             return 1
-        budget, most = self._options["max_padded"], self._options["max_batch_size"]
-        column = self._planner.np.array(sizes)[:, None]
-        elements = float(self._shapes.num_elements(column)[0])
-        if elements <= budget:
-            load = max(elements / budget, 1 / most if most else 0)
+        options, most = self._options, self._options["max_batch_size"]
+        budget = self._planner.Budget(
+            self._shapes, options["max_padded"], options["max_total"], _WHERE
+        )
+        needed = float(budget.needs(self._planner.np.array(sizes)[:, None])[0])
+        if needed <= budget.limit:
+            load = max(needed / budget.limit, 1 / most if most else 0)
             return max(1, int(load * _FULL))
-        if not self._options["skip_oversized"]:
-            raise BatchValueError(
-                f"{_WHERE} every sample must fit in max_padded={budget}, but sample "
-                f"{self._num_read - 1} of the stream has {elements:.0f} padded "
-                f"elements (sizes {sizes}). Increase max_padded, remove the sample, or "
-                "set skip_oversized=True."
-            )
+        if not options["skip_oversized"]:
+            name = f"sample {self._num_read - 1} of the stream"
+            budget.raise_oversized(name, sizes, needed)
         self._batcher.num_skipped += 1
         return 0

@@ -159,6 +159,9 @@ def test_a_budget_keeps_the_batch_size_as_limit() -> None:
     for batch in found:
         height, width = (max(sizes[i][dim] for i in batch) for dim in range(2))
         assert height * width * len(batch) <= budget
+    totals = batches_of(loader_of(batch_size=5, sizes=sizes, max_total=20_000))
+    assert max(map(len, totals)) == 5
+    assert all(sum(map(sum, (sizes[i] for i in b))) <= 20_000 for b in totals)
 
 
 def test_errors_name_the_missing_part() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import re
@@ -64,6 +65,11 @@ limits = st.one_of(
         st.integers(2500, 30000),
         st.integers(1, 9),
     ),
+    st.builds(
+        lambda n, most: {"max_total": n, "max_batch_size": most},
+        st.integers(100, 900),
+        st.integers(1, 9) | st.none(),
+    ),
 )
 plans = st.fixed_dictionaries(
     {
@@ -118,6 +124,7 @@ def test_each_sample_is_in_one_batch_with_any_changes_of_ranks(
     for batch in used:
         padded = math.prod(sizes[batch].max(axis=0).tolist())
         assert padded * len(batch) <= limit.get("max_padded", math.inf)
+        assert sizes[batch].sum() <= limit.get("max_total", math.inf)
 
 
 @given(
@@ -240,6 +247,29 @@ def test_the_report_agrees_with_padded_batches(
     assert planned.batch_size_mean == pytest.approx(203 / len(batches))
 
 
+@pytest.mark.parametrize("most", [None, 3])
+@pytest.mark.parametrize("shuffle", [True, False])
+def test_batches_of_a_total_are_as_long_as_it_permits(
+    shuffle: bool, most: int | None
+) -> None:
+    sizes = random_sizes(203, 2, 5)
+    options: dict[str, Any] = {"max_batch_size": most, "shuffle": shuffle}
+    samplers = all_ranks(3, sizes, max_total=400, **options)
+    steps = steps_of(samplers)
+    totals = [[int(sizes[batch].sum()) for batch in step] for step in steps]
+    report = samplers[0].report().planned
+    assert (report.padding, report.num_steps) == (pytest.approx(0), len(steps))
+    complete = totals[: -1 if len(set(map(tuple, steps[-1]))) < 3 else None]
+    ratios = [3 * max(each) / sum(each) for each in complete]
+    assert report.balance_mean == pytest.approx(np.mean(ratios))
+    batches = list(SizeBatchSampler(sizes, max_total=400, window=203, **options))
+    if not shuffle:
+        assert [i for batch in batches for i in batch] == list(range(203))
+        for batch, after in itertools.pairwise(batches):
+            longer = sizes[[*batch, after[0]]].sum()
+            assert longer > 400 or len(batch) == most
+
+
 def test_the_report_is_a_table() -> None:
     report = SizeBatchSampler([1, 4, 1, 4], 2, window=2, seed=2).report()
     assert str(report).splitlines() == [
@@ -277,19 +307,39 @@ def test_a_function_is_called_once_for_each_sample(progress: bool) -> None:
 
 
 def test_oversized_samples_are_left_out_on_request() -> None:
-    sampler = SizeBatchSampler([5, 50, 6, 70], max_padded=20, skip_oversized=True)
-    assert sorted(i for batch in sampler for i in batch) == [0, 2]
-    assert sampler.num_skipped == 2
+    for limit in ("max_padded", "max_total"):
+        options: dict[str, Any] = {limit: 20, "skip_oversized": True}
+        sampler = SizeBatchSampler([5, 50, 6, 70], **options)
+        assert sorted(i for batch in sampler for i in batch) == [0, 2]
+        assert sampler.num_skipped == 2
 
 
 #: Arguments by the message of their error; the others are sizes=[1] and batch_size=1.
 VALUE_ERRORS: dict[str, dict[str, Any]] = {
-    "one of batch_size and max_padded must be set, but they are None and None. "
-    "Set one of them.": {"batch_size": None},
-    "one of batch_size and max_padded must be set, but they are 1 and 3. "
-    "Set one of them.": {"max_padded": 3},
-    "max_batch_size must be None without max_padded, but is 3. Remove it, as "
-    "batch_size sets the number of samples.": {"max_batch_size": 3},
+    "one of batch_size, max_padded and max_total must be set, but they are None, None "
+    "and None. Set one of them.": {"batch_size": None},
+    "one of batch_size, max_padded and max_total must be set, but they are 1, 3 and "
+    "None. Set one of them.": {"max_padded": 3},
+    "one of batch_size, max_padded and max_total must be set, but they are None, 3 and "
+    "4. Set one of them.": {"batch_size": None, "max_padded": 3, "max_total": 4},
+    "max_batch_size must be None with batch_size, but is 3. Remove it, as batch_size "
+    "sets the number of samples.": {"max_batch_size": 3},
+    "padding must be None with max_total, but is Padding(size_divisor=8). Remove it, "
+    "or set max_padded.": {
+        "batch_size": None,
+        "max_total": 3,
+        "padding": Padding(size_divisor=8),
+    },
+    f"max_total must be at most {2**50}, but is {2**60}.": {
+        "batch_size": None,
+        "max_total": 2**60,
+    },
+    "every sample must fit in max_total=60, but sample 1 has 70 elements (sizes "
+    "[30, 40]). Increase max_total, remove the sample, or set skip_oversized=True.": {
+        "sizes": [[1, 2], [30, 40]],
+        "batch_size": None,
+        "max_total": 60,
+    },
     "batch_size must be an integer of 1 or more, but is 0.": {"batch_size": 0},
     f"max_padded must be at most {2**50}, but is {2**60}.": {
         "batch_size": None,

@@ -25,6 +25,7 @@ LIMITS: list[dict[str, Any]] = [
     {"batch_size": 4},
     {"max_padded": 9000},
     {"max_padded": 9000, "max_batch_size": 3},
+    {"max_total": 200},
 ]
 
 
@@ -136,21 +137,30 @@ def test_windows_are_divided_like_those_of_a_sampler(
 
 @given(
     number=st.integers(0, 200),
+    limit=st.sampled_from(["max_padded", "max_total"]),
     budget=st.integers(2500, 30000),
     most=st.one_of(st.none(), st.integers(1, 9)),
     window=st.integers(1, 20),
     shuffle=st.booleans(),
 )
 def test_each_sample_is_in_one_batch_of_the_budget(
-    number: int, budget: int, most: int | None, window: int, shuffle: bool
+    number: int,
+    limit: str,
+    budget: int,
+    most: int | None,
+    window: int,
+    shuffle: bool,
 ) -> None:
     options: Any = {"max_batch_size": most, "window": window, "shuffle": shuffle}
+    if limit == "max_total":
+        budget //= 25
     samples = pairs(number)
-    batches = list(SizeBatcher(samples, same, max_padded=budget, **options))
+    batches = list(SizeBatcher(samples, same, **{limit: budget}, **options))
     assert sorted(pair for batch in batches for pair in batch) == sorted(samples)
     for batch in batches:
         height, width = np.array(batch).max(axis=0)
-        assert height * width * len(batch) <= budget
+        padded, total = height * width * len(batch), np.array(batch).sum()
+        assert (padded if limit == "max_padded" else total) <= budget
         assert len(batch) <= (most or number)
 
 
@@ -335,8 +345,8 @@ def test_oversized_samples_are_left_out_on_request() -> None:
 
 #: The samples and the arguments of a batcher, by the message of its error.
 VALUE_ERRORS: dict[str, tuple[list[Any], dict[str, Any]]] = {
-    "one of batch_size and max_padded must be set, but they are None and None. "
-    "Set one of them.": ([1], {"batch_size": None}),
+    "one of batch_size, max_padded and max_total must be set, but they are None, None "
+    "and None. Set one of them.": ([1], {"batch_size": None}),
     "size_of must return 2 sizes for each sample like for the first one, but returned "
     "[5] for sample 1 of the stream. Return the same dimensions for all samples.": (
         [(3, 4), (5,)],
@@ -347,6 +357,9 @@ VALUE_ERRORS: dict[str, tuple[list[Any], dict[str, Any]]] = {
     "every sample must fit in max_padded=20, but sample 1 of the stream has 30 padded "
     "elements (sizes [5, 6]). Increase max_padded, remove the sample, or set "
     "skip_oversized=True.": ([(3, 4), (5, 6)], {"batch_size": None, "max_padded": 20}),
+    "every sample must fit in max_total=10, but sample 1 of the stream has 11 elements "
+    "(sizes [5, 6]). Increase max_total, remove the sample, or set "
+    "skip_oversized=True.": ([(3, 4), (5, 6)], {"batch_size": None, "max_total": 10}),
     "padding must be for 1 dimensions like sizes, but is Padding(size_divisor=(8, 8)). "
     "Give sizes of 2 dimensions.": ([3], {"padding": Padding(size_divisor=(8, 8))}),
     "one shape of Padding(buckets=((4,), (8,))) must hold the largest sizes [9], but "
