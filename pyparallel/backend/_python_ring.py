@@ -7,7 +7,6 @@ partially written word. See Note [slot holders] in ``csrc/core/ring.h``.
 from __future__ import annotations
 
 import ctypes
-import os
 import sys
 import threading
 import time
@@ -15,6 +14,7 @@ from typing import Any
 
 from torch import Tensor
 
+from ..core.process import on_fork
 from . import _checks
 
 _LINE = 64  # bytes
@@ -34,8 +34,7 @@ def _renew_mutex() -> None:
     _mutex = threading.Lock()
 
 
-if hasattr(os, "register_at_fork"):  # another thread may hold it during a fork
-    os.register_at_fork(after_in_child=_renew_mutex)
+on_fork(_renew_mutex)  # another thread may hold it during a fork
 
 
 def ring_format(header: Tensor, num_slots: int) -> None:

@@ -2,6 +2,7 @@
 
 - ``errors``: error and warning classes, and helpers that format their messages.
 - ``devices``: converts the devices that callers name to ``torch.device``.
+- ``process``: runs functions at forks and at the exit of the interpreter.
 - ``fork_locks``: frees locks in forked processes.
 - ``thread_state``: copies torch's modes from the caller's thread to another thread.
 - ``torch_private``: every private name of torch that the package uses.
@@ -16,6 +17,7 @@ __all__ = [
     "devices",
     "errors",
     "fork_locks",
+    "process",
     "text",
     "thread_state",
     "torch_private",

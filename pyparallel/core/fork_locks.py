@@ -14,11 +14,11 @@ thread that waits for that mutex and holds the GIL.
 
 from __future__ import annotations
 
-import os
 import sys
 import threading
 from typing import Any
 
+from .process import on_fork
 from .torch_private import seed_locks
 
 #: The longest wait for a lock before a fork, in seconds.
@@ -62,7 +62,4 @@ def _release() -> None:
         _held.locks.pop().release()
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(
-        before=_acquire, after_in_parent=_release, after_in_child=_release
-    )
+on_fork(_release, before=_acquire, in_parent=_release)

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import math
-import os
 import threading
 import time
-import weakref
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from ..core.errors import BatchTypeError, LoaderWarning, has_warned, warn_once
+from ..core.process import Living
 from ..core.text import nbytes_text, percent
 from .applied import PREFETCH_FACTOR, padding_advice
 
@@ -473,17 +472,11 @@ class _ThreadTimes(threading.local):
     last_end: int | None = None
 
 
-_meters: weakref.WeakSet[Meter] = weakref.WeakSet()
+def _renew_lock(meter: Meter) -> None:
+    meter._lock = threading.Lock()
 
 
-def _unlock_after_fork() -> None:
-    """Give meters new locks: a thread that held one does not exist in the child."""
-    for meter in list(_meters):
-        meter._lock = threading.Lock()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_unlock_after_fork)
+_meters: Living[Meter] = Living(in_child=_renew_lock)
 
 
 def warn_about_padding(meter: Meter, stacked_nbytes: int, padding_nbytes: int) -> None:

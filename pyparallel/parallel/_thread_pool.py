@@ -13,17 +13,14 @@ wait for each other, because each unclaimed task has a thread. The caller does n
 if its thread has modes that other threads do not get, because all tasks must run with
 the same modes.
 
-The threads are daemons, which ``atexit`` ends and joins (as in `prefetch._thread`).
+The threads are daemons, which end at the exit (Note [exit] in ``core/process.py``).
 Later tasks run in the thread of their caller. A forked child starts without threads.
 """
 
 from __future__ import annotations
 
-import atexit
-import os
 import threading
 import time
-import weakref
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -32,6 +29,8 @@ from queue import SimpleQueue
 from typing import Any, NamedTuple
 
 import torch
+
+from ..core.process import Living
 
 #: Idle threads to keep for each device; each has a stack and a stream.
 MAX_IDLE = 32
@@ -253,18 +252,4 @@ class ThreadPool:
             worker.join(max(0.0, deadline - time.monotonic()))
 
 
-_pools: weakref.WeakSet[ThreadPool] = weakref.WeakSet()
-
-
-@atexit.register
-def _close_all() -> None:
-    for pool in list(_pools):
-        pool.close()
-
-
-def _reset_all() -> None:
-    for pool in list(_pools):
-        pool._reset()
-
-
-os.register_at_fork(after_in_child=_reset_all)
+_pools: Living[ThreadPool] = Living(ThreadPool._reset, at_exit=ThreadPool.close)

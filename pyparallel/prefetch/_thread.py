@@ -4,15 +4,13 @@ Note: [lifetime of the thread]. The thread refers to a `PrefetchThread`, which d
 refer to the iterator of the consumer. So the iterator can be collected, which stops the
 thread.
 
-The thread is a daemon that ``atexit`` stops and joins. The interpreter waits for other
-threads before ``atexit``, when nothing has stopped this one yet. A daemon that is still
-in native code after the interpreter has ended aborts the process. ``atexit`` runs after
-all threads that are not daemons have ended, so each of them gets all its batches.
+The thread is a daemon, which is stopped and joined at the exit of the interpreter
+(Note [exit] in ``core/process.py``). All threads that are not daemons have ended by
+then, so each of them has got all its batches.
 """
 
 from __future__ import annotations
 
-import atexit
 import math
 import os
 import threading
@@ -25,6 +23,7 @@ from typing import Any
 
 from ..core import thread_state
 from ..core.errors import BatchTypeError, LoaderWarning, type_name, warn
+from ..core.process import at_exit
 from ..core.tracing import span
 from ..loader.epoch import Epoch
 from ..loader.state_dict import read_ahead
@@ -341,7 +340,7 @@ _running: weakref.WeakSet[PrefetchThread] = weakref.WeakSet()
 _exiting = threading.Event()
 
 
-@atexit.register
+@at_exit
 def _stop_all() -> None:
     _exiting.set()
     for prefetch_thread in list(_running):

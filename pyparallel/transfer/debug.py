@@ -19,7 +19,6 @@ next batch is sent or received.
 
 from __future__ import annotations
 
-import atexit
 import bisect
 import ctypes
 import functools
@@ -33,6 +32,7 @@ from typing import Any, NamedTuple
 import torch
 
 from .. import backend
+from ..core.process import at_exit, on_fork
 from ..core.torch_private import use_count
 from .device import Probe, row_sums
 from .engine import CopyEvent, DeviceEvent
@@ -289,7 +289,7 @@ def _each(items: deque[Any]) -> Iterator[Any]:
         del item  # the last reference is the caller's
 
 
-@atexit.register
+@at_exit
 def _check_at_exit() -> None:
     deadline = time.monotonic() + EXIT_SECONDS
     while _unchecked and time.monotonic() < deadline:
@@ -304,5 +304,4 @@ def _begin_in_child() -> None:
         items.clear()
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_begin_in_child)
+on_fork(_begin_in_child)

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import _thread
-import atexit
 import ctypes
 import itertools
-import os
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -15,6 +13,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 
 from .. import backend
+from ..core.process import at_exit, on_fork
 from ..core.tracing import span
 from .device import DeviceApi
 from .layout import TransferLayout
@@ -56,9 +55,8 @@ class KeepAlive:
         self._in_background = in_background
         self._reset()
         self._numbers = itertools.count()
-        atexit.register(self._end)
-        if hasattr(os, "register_at_fork"):
-            os.register_at_fork(after_in_child=self._begin_in_child)
+        at_exit(self._end)
+        on_fork(self._begin_in_child)
 
     def _reset(self) -> None:
         self._sources: dict[int, Any] = {}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import os
 import threading
 from collections.abc import Callable
 
@@ -12,6 +11,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from .. import backend
 from ..core.errors import LoaderWarning, warn_once
+from ..core.process import on_fork
 from ..core.text import nbytes_text
 
 #: How many slabs may be checked for each new slab, at the limit and below it.
@@ -96,7 +96,7 @@ class HostSlabs:
 
 #: The slabs of this process; their limit is that of staging blocks.
 host_slabs: HostSlabs = HostSlabs(backend.pinned_info()[2])
-os.register_at_fork(after_in_child=host_slabs.forget)
+on_fork(host_slabs.forget)
 
 
 def warn_about_results(in_use: int, nbytes: int, limit: int) -> None:

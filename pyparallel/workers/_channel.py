@@ -24,6 +24,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import Any, TypeVar
 
+from ..core.process import on_fork
 from . import descriptors as fds
 
 #: The numbers of bytes of head and tail, and the number of descriptors.
@@ -221,5 +222,4 @@ def _close_in_child() -> None:
     _ends.update(keep)
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_close_in_child)
+on_fork(_close_in_child)

@@ -10,7 +10,6 @@ In the pipe of `multiprocessing`, it would wait until the process has imported.
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import errno
 import os
@@ -20,12 +19,12 @@ import socket
 import sys
 import threading
 import time
-import weakref
 from collections import deque
 from collections.abc import Callable
 from multiprocessing import connection, process
 from typing import Any
 
+from ..core.process import Living
 from . import deaths, descriptors
 from ._channel import Channel, close_in_children, pair
 from ._run import FAILED, LAST, READY, work
@@ -43,8 +42,6 @@ _END_SECONDS = (0.7, 0.5, 1.0)
 _WAKEUPS = 4096
 #: Opcode of pickles that refer to a class or a function.
 _GLOBAL = b"\x93"
-
-_pools: weakref.WeakSet[ProcessWorkers] = weakref.WeakSet()
 
 
 class _Worker:
@@ -401,21 +398,13 @@ def _dump(task: Any) -> tuple[bytes, list[int]]:
     return descriptors.dump(task)
 
 
-def _forget_parent() -> None:
+def _forget(pool: ProcessWorkers) -> None:
     """Make ``multiprocessing`` forget the parent's workers in a child of ``os.fork``.
 
     Otherwise the child terminates them when it exits, as daemons of its own.
     """
     children: Any = process._children  # type: ignore[attr-defined]  # private
-    for pool in list(_pools):
-        children -= {*pool.processes}
+    children -= {*pool.processes}
 
 
-def _close_all() -> None:
-    for pool in list(_pools):
-        pool.close()
-
-
-atexit.register(_close_all)
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget_parent)
+_pools: Living[ProcessWorkers] = Living(_forget, at_exit=ProcessWorkers.close)
