@@ -90,10 +90,17 @@ _stack = torch.stack
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
+
+
+def _default_pinned_limit() -> int:
+    if sys.platform == "win32":
+        return 1 << 30
+    nbytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGESIZE")
+    return min(1 << 30, nbytes // 8)
+
+
 # A list, so that bound_pinned can change the value. torch's allocator ignores it.
-_pinned_limit = [
-    min(1 << 30, os.sysconf("SC_PHYS_PAGES") // 8 * os.sysconf("SC_PAGESIZE"))
-]
+_pinned_limit = [_default_pinned_limit()]
 
 
 def without_autograd(function: Callable[_P, _R]) -> Callable[_P, _R]:

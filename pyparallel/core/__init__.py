@@ -10,6 +10,7 @@
 - ``tracing``: named ranges for profilers.
 - ``text``: numbers, times and sizes as text.
 - ``cpu_time``: CPU time of processes, and the time that threads wait for a core.
+- ``rlimits``: the limits of the process, or none on Windows.
 """
 
 __all__ = [
@@ -18,6 +19,7 @@ __all__ = [
     "errors",
     "fork_locks",
     "process",
+    "rlimits",
     "text",
     "thread_state",
     "torch_private",

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-import resource
+import sys
 import time
 from collections.abc import Callable
 
 
 def cpu_seconds() -> float:
     """Return the CPU time of this process and of its finished children, in seconds."""
+    if sys.platform == "win32":
+        return time.process_time()
+    import resource
+
     children = resource.getrusage(resource.RUSAGE_CHILDREN)
     return time.process_time() + children.ru_utime + children.ru_stime
 
@@ -21,15 +26,16 @@ class CoreWait:
     """
 
     def __init__(self) -> None:
-        try:
-            self._file = os.open(
-                "/proc/thread-self/schedstat", os.O_RDONLY | os.O_CLOEXEC
-            )
-        except OSError:
-            self._file = -1
+        self._file = -1
+        if sys.platform == "linux":
+            with contextlib.suppress(OSError):
+                flags = os.O_RDONLY | os.O_CLOEXEC
+                self._file = os.open("/proc/thread-self/schedstat", flags)
 
     def seconds(self) -> float:
         """Return the waiting time since the thread started."""
+        if self._file < 0:
+            return 0.0
         try:
             return int(os.pread(self._file, 64, 0).split()[1]) / 1e9
         except (OSError, IndexError, ValueError):

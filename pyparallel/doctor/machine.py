@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 import multiprocessing
 import os
-import resource
 import time
 from typing import Any
 
 import torch
 
+from ..core import rlimits
 from ..loader import preflight
 from .report import Problem
 
@@ -38,8 +38,8 @@ def machine(
     short = _shortages(limits, workers)
     problems += [Problem(text, fails=False) for text in short.values()]
     left, shm, opened = limits.memory_left(), limits.shm_left(), limits.open_files()
-    files, most_files = limits.getrlimit(resource.RLIMIT_NOFILE)
-    locked, most_locked = limits.getrlimit(resource.RLIMIT_MEMLOCK)
+    files, most_files = limits.getrlimit(rlimits.RLIMIT_NOFILE)
+    locked, most_locked = limits.getrlimit(rlimits.RLIMIT_MEMLOCK)
     threads = _threads(problems, limits)
     return {
         "cores": threads,
@@ -140,14 +140,14 @@ def _threads(problems: list[Problem], limits: preflight.Machine) -> dict[str, An
 
 def _enough_for(limit: int, opened: int | None) -> int | None:
     """Return the number of workers for which file descriptors are left."""
-    if limit == resource.RLIM_INFINITY or opened is None:
+    if limit == rlimits.RLIM_INFINITY or opened is None:
         return None
     spare = limit - opened - preflight.MORE_FILES
     return max(0, spare // preflight.FILES_PER_WORKER)
 
 
 def _limit(value: int) -> int | str:
-    return "unlimited" if value == resource.RLIM_INFINITY else value
+    return "unlimited" if value == rlimits.RLIM_INFINITY else value
 
 
 def bandwidth() -> dict[str, Any]:

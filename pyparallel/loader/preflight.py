@@ -10,15 +10,15 @@ import functools
 import math
 import multiprocessing
 import os
-import resource
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 
+from ..core import rlimits
 from ..core.errors import BatchTypeError, check_int
 from ..core.text import nbytes_text
 from .arguments import Loader
@@ -71,8 +71,11 @@ class Machine:
     """
 
     root: Path = Path("/")
-    statvfs: Callable[[Path], Any] = os.statvfs
-    getrlimit: Callable[[int], tuple[int, int]] = resource.getrlimit
+    # Windows has no statvfs, and no file system that it is called for.
+    statvfs: Callable[[Path], Any] = field(
+        default_factory=lambda: getattr(os, "statvfs", Path.stat)
+    )
+    getrlimit: Callable[[int], tuple[int, int]] = rlimits.getrlimit
     device: Callable[[], str | None] = initialised_device
 
     def memory_left(self) -> tuple[int, str] | None:
@@ -224,10 +227,10 @@ def _check_shm(machine: Machine, ring_nbytes: int, num_batches: int) -> Finding 
 
 
 def _check_files(machine: Machine, num_workers: int) -> Finding | None:
-    soft, hard = machine.getrlimit(resource.RLIMIT_NOFILE)
+    soft, hard = machine.getrlimit(rlimits.RLIMIT_NOFILE)
     opened = machine.open_files()
     needed = FILES_PER_WORKER * num_workers + MORE_FILES
-    if opened is None or soft == resource.RLIM_INFINITY or opened + needed <= soft:
+    if opened is None or soft == rlimits.RLIM_INFINITY or opened + needed <= soft:
         return None
     text = (
         f"DataLoader: RLIMIT_NOFILE must leave {needed} file descriptors for "
@@ -243,8 +246,8 @@ def _check_locked(machine: Machine, ring_nbytes: int) -> Finding | None:
     The driver pins pages itself (``os_lock_user_pages`` in its open kernel module). It
     does not count them as locked memory of the process.
     """
-    soft, _ = machine.getrlimit(resource.RLIMIT_MEMLOCK)
-    if soft == resource.RLIM_INFINITY or ring_nbytes <= soft or machine.may_lock():
+    soft, _ = machine.getrlimit(rlimits.RLIMIT_MEMLOCK)
+    if soft == rlimits.RLIM_INFINITY or ring_nbytes <= soft or machine.may_lock():
         return None
     text = (
         f"DataLoader: RLIMIT_MEMLOCK is {nbytes_text(soft)}, less than the ring of "
@@ -322,4 +325,4 @@ def default_start_method() -> str:
 
 
 def _limit(value: int | str) -> str:
-    return "unlimited" if value == resource.RLIM_INFINITY else str(value)
+    return "unlimited" if value == rlimits.RLIM_INFINITY else str(value)

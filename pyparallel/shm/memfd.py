@@ -13,13 +13,14 @@ import errno
 import functools
 import os
 import re
-import resource
 import sys
 import weakref
 from multiprocessing import reduction
 from typing import Any, NamedTuple
 
 import torch
+
+from ..core import rlimits
 
 
 @functools.cache
@@ -37,7 +38,7 @@ def is_supported() -> bool:
 def limit_text(error: OSError) -> str:
     """Return the limit that an error of this module has met, and how to raise it."""
     if error.errno == errno.EMFILE:
-        files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        files, _ = rlimits.getrlimit(rlimits.RLIMIT_NOFILE)
         return (
             f"the process has reached its limit of {files} open files. Increase it "
             "(ulimit -n)"
@@ -48,7 +49,7 @@ def limit_text(error: OSError) -> str:
             "fs.file-max)"
         )
     if error.errno == errno.EFBIG:
-        nbytes, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
+        nbytes, _ = rlimits.getrlimit(rlimits.RLIMIT_FSIZE)
         return (
             f"the size of a file is limited to {nbytes} bytes. Increase the limit "
             "(ulimit -f)"

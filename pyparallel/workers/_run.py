@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import select
 import signal
@@ -118,6 +117,8 @@ def _end_with_parent(life: Connection) -> None:
     """
     if sys.platform != "linux":
         return
+    import fcntl
+
     # Signals belong to an opened file. The processes share `life`, so open it again.
     with contextlib.suppress(OSError):
         flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
