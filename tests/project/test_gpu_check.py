@@ -8,11 +8,9 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
-import tarfile
 from pathlib import Path
 from typing import Any
 
@@ -126,38 +124,27 @@ def check(tmp_path: Path) -> Check:
     return Check(tmp_path)
 
 
-STAGES = {
-    "1": ["build", "selftest", "tests"],
-    "2": ["build", "rates", "bench"],
-    "3": ["build", "memcheck", "initcheck", "ncu"],
-    "": "build selftest tests rates bench memcheck initcheck ncu".split(),
-}
-
-
-@pytest.mark.parametrize("stage", STAGES)
-def test_every_step_of_a_stage_runs_and_has_a_row(check: Check, stage: str) -> None:
-    settings = {"GPU_STAGE": stage} if stage else {}
-    done = check.run(GPU_BENCH_ARGS="--rounds 7", **settings)
+def test_every_step_runs_and_has_a_row(check: Check) -> None:
+    """`make cuda-build` runs each stage alone, from a bundle."""
+    steps = "build selftest tests rates bench memcheck initcheck ncu".split()
+    done = check.run(GPU_BENCH_ARGS="--rounds 7")
     assert done.returncode == 0, done.stdout + done.stderr
-    fine = [f"{step:<10} passed # s  {step} is fine" for step in STAGES[stage]]
+    fine = [f"{step:<10} passed # s  {step} is fine" for step in steps]
     assert rows(done.stdout) == [TITLE, *fine, ONE_GPU]
-    end = f"-{stage}" if stage else ""
-    assert rows((check.out / f"summary{end}.txt").read_text()) == rows(done.stdout)
-    log = (check.out / f"gpu-check{end}.log").read_text()
-    assert f"{STAGES[stage][-1]} is fine\n" in log
-    if not stage:
-        tests, bench = (check.calls[i] for i in (2, 4))
-        assert tests.startswith("PYPARALLEL_NO_SKIP=1 ")
-        assert " -m cuda and not two_gpus " in tests
-        assert "tests/transfer/test_to_device_cuda.py" in tests
-        assert bench.endswith(" --total-seconds 380 --commit abc --rounds 7")
-        sanitized = [call for call in check.calls if call.startswith("compute-")]
-        assert [call.split()[2] for call in sanitized] == ["memcheck", "initcheck"]
-        assert all(" --launch-timeout 0 " in f"{call} " for call in sanitized)
-        for name, seconds in (("memcheck", 170), ("initcheck", 90)):
-            (call,) = [c for c in check.calls if c.startswith(f"SANITIZED={name}")]
-            assert f" --first-cases-after {seconds} -m cuda and kernel " in call
-        assert sum("PYTORCH_NO_CUDA_MEMORY_CACHING=1 " in c for c in check.calls) == 2
+    assert rows((check.out / "summary.txt").read_text()) == rows(done.stdout)
+    assert f"{steps[-1]} is fine\n" in (check.out / "gpu-check.log").read_text()
+    tests, bench = (check.calls[i] for i in (2, 4))
+    assert tests.startswith("PYPARALLEL_NO_SKIP=1 ")
+    assert " -m cuda and not two_gpus " in tests
+    assert "tests/transfer/test_to_device_cuda.py" in tests
+    assert bench.endswith(" --total-seconds 380 --commit abc --rounds 7")
+    sanitized = [call for call in check.calls if call.startswith("compute-")]
+    assert [call.split()[2] for call in sanitized] == ["memcheck", "initcheck"]
+    assert all(" --launch-timeout 0 " in f"{call} " for call in sanitized)
+    for name, seconds in (("memcheck", 170), ("initcheck", 90)):
+        (call,) = [c for c in check.calls if c.startswith(f"SANITIZED={name}")]
+        assert f" --first-cases-after {seconds} -m cuda and kernel " in call
+    assert sum("PYTORCH_NO_CUDA_MEMORY_CACHING=1 " in c for c in check.calls) == 2
 
 
 def test_a_step_that_fails_or_hangs_hides_no_other_but_a_build_does(
@@ -255,27 +242,6 @@ def test_the_last_stage_repeats_red_tests_one_by_one(check: Check) -> None:
     )
 
 
-def test_later_stages_use_the_extension_of_the_first(check: Check) -> None:
-    """Unless something has changed on which it depends."""
-    results = check.folder / "results"
-    assert check.run(GPU_STAGE="1").returncode == 0
-    (archive,) = check.out.glob("extension-*.tar")
-    with tarfile.open(archive) as file:
-        assert file.getnames() == ["pyparallel/backend/_C.abi.so"]
-    shutil.move(check.out, results)
-    settings = {"GPU_STAGE": "2", "GPU_RESULTS": str(results)}
-    shutil.rmtree(check.folder / "tree")
-    done = check.run(**settings)
-    row = f"build      skipped # s  the extension of an earlier stage: {results}/"
-    assert rows(done.stdout)[1] == f"{row}{archive.name}"
-    assert done.returncode == 0 and not any("setup.py" in c for c in check.calls)
-    built = check.folder / "tree/pyparallel/backend/_C.abi.so"
-    assert built.read_text() == "built\n"
-    for other in ({"TORCH_CUDA_ARCH_LIST": "7.0"}, {"GPU": "Another"}):
-        check.probed["gpus"] = [other.get("GPU", "A GPU")]
-        assert "build      passed" in check.run(**settings, **other).stdout
-
-
 @pytest.mark.parametrize(
     ("said", "why"),
     [
@@ -294,59 +260,3 @@ def test_a_refused_tool_fails_no_stage(check: Check, said: str, why: str) -> Non
     ]
     done = check.run(GPU_STEPS="initcheck ncu", REFUSED="a leak")
     assert done.returncode == 1 and done.stdout.count("FAILED") == 4
-
-
-def test_a_machine_without_git_and_wheels_of_an_earlier_step(check: Check) -> None:
-    """Wheels are installed once in a tree, and again if they change."""
-    wheels = check.folder / "wheels"
-    settings = {"GPU_STEPS": "selftest", "GPU_WHEELS": str(wheels), "GPU_COMMIT": ""}
-    wheels.mkdir()
-    (wheels / "one-1-py3-none-any.whl").touch()
-    done = check.run(**settings, PATH=tools(check.folder / "bin"))
-    assert rows(done.stdout)[0] == TITLE.replace("abc", "unknown"), done.stderr
-    assert check.calls.count("pip") == 1
-    assert check.run(**settings).returncode == 0 and "pip" not in check.calls
-    (wheels / "two-1-py3-none-any.whl").touch()
-    assert check.run(**settings).returncode == 0 and check.calls.count("pip") == 1
-
-
-def tools(folder: Path) -> str:
-    """Return a PATH of the programs of scripts/copy_tree."""
-    folder.mkdir()
-    for name in "env bash dirname mkdir find tar rm".split():
-        path = shutil.which(name)
-        assert path
-        (folder / name).symlink_to(path)
-    return str(folder)
-
-
-def test_a_bundle_runs_a_stage_with_its_own_sources_and_wheels(check: Check) -> None:
-    wheels, bundle = check.folder / "wheels", check.folder / "bundle"
-    wheels.mkdir()
-    (wheels / "one-1-py3-none-any.whl").touch()
-    (wheels / "csrc").mkdir()
-    (wheels / "csrc" / "copier.cpp").touch()
-    script = [sys.executable, ROOT / "scripts/gpu_bundle.py", "bundle", bundle]
-    made = check.run(
-        *script, "--wheels", wheels, ACCVLAB_MULTI_TENSOR_COPIER=str(wheels)
-    )
-    assert made.returncode == 0, made.stderr
-    names = ["commit", "copier", "project", "run", "wheels"]
-    assert sorted(path.name for path in bundle.iterdir()) == names
-    (bundle / "commit").write_text("abc\n")
-    settings = {"GPU_PYTHON": str(check.folder / "python")}
-    settings |= {"GPU_TREE": str(check.folder / "tree"), "GPU_COMMIT": "another"}
-    done = check.run(bundle / "run", "2", **settings)
-    fine = [f"{step:<10} passed # s  {step} is fine" for step in STAGES["2"]]
-    assert rows(done.stdout) == [TITLE, *fine, ONE_GPU], done.stderr
-    assert check.calls[0] == "pip"
-    done = check.run(bundle / "run", "1", check.out, **settings)
-    assert "build      skipped" in done.stdout and "pip" not in check.calls
-    done = check.run(bundle / "run", **settings)
-    assert done.returncode == 1 and "must get a stage, 1 to 4" in done.stderr
-    with (wheels / "large-1-py3-none-any.whl").open("wb") as large:
-        large.truncate(61 << 20)
-    made = check.run(*script, "--wheels", wheels)
-    assert made.returncode == 1
-    assert "must have at most 60 MiB, but has" in made.stderr
-    assert "Without multi_tensor_copier" in made.stdout
