@@ -6,9 +6,6 @@ import ast
 import dataclasses
 import importlib
 import inspect
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 from repository import ROOT
@@ -48,27 +45,3 @@ def test_the_overloads_of_pad_stack_have_all_options() -> None:
     options = {each.name for each in dataclasses.fields(Padding)}
     shown = {*pad_stack._Options.__annotations__, "padding", "sizes", "mask"}
     assert shown == (arguments | options) - {"samples"}
-
-
-@pytest.mark.slow  # without a cache, mypy reads torch for minutes
-def test_a_checker_sees_the_types_of_the_package(tmp_path: Path) -> None:
-    pytest.importorskip("mypy", reason="mypy is not installed")
-    assert (Path(pyparallel.__file__).parent / "py.typed").exists()
-    wrong = tmp_path / "wrong.py"
-    wrong.write_text(
-        "from pyparallel import collate, memory, missing\n"
-        "collate([], samples_per_gpu='4')\n"
-        "memory.empty_cache().nothing\n"
-        "collate([1], 2)\n"
-    )
-    # With the settings, and so with the cache, of `make lint`.
-    command = [sys.executable, "-m", "mypy", str(wrong)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    found = [line.partition(".py:")[2] for line in done.stdout.splitlines()]
-    assert found[:3] == [
-        '1: error: Module "pyparallel" has no attribute "missing"  [attr-defined]',
-        '2: error: Argument "samples_per_gpu" to "collate" has incompatible type '
-        '"str"; expected "int | None"  [arg-type]',
-        '3: error: "int" has no attribute "nothing"  [attr-defined]',
-    ]
-    assert done.returncode == 1 and len(found) == 4, done.stdout
