@@ -169,21 +169,29 @@ def _base(name: str) -> type:
 
 if TYPE_CHECKING:  # mypy cannot check bases that are chosen at run time
 
-    class OptimWrapperBase: ...
+    class OptimWrapperBase:
+        """mmengine's ``OptimWrapper``, or a substitute."""
 
-    class AmpOptimWrapperBase: ...
+    class AmpOptimWrapperBase:
+        """mmengine's ``AmpOptimWrapper``, or a substitute."""
 
-    class OptimWrapperDictBase: ...
+    class OptimWrapperDictBase:
+        """mmengine's ``OptimWrapperDict``, or a substitute."""
 
-    class BaseModelBase(nn.Module): ...
+    class BaseModelBase(nn.Module):
+        """mmengine's ``BaseModel``, or a substitute."""
 
-    class BaseDataPreprocessorBase(nn.Module): ...
+    class BaseDataPreprocessorBase(nn.Module):
+        """mmengine's ``BaseDataPreprocessor``, or a substitute."""
 
-    class ImgDataPreprocessorBase(nn.Module): ...
+    class ImgDataPreprocessorBase(nn.Module):
+        """mmengine's ``ImgDataPreprocessor``, or a substitute."""
 
-    class MMDistributedDataParallelBase(DistributedDataParallel): ...
+    class MMDistributedDataParallelBase(DistributedDataParallel):
+        """mmengine's ``MMDistributedDataParallel``, or a substitute."""
 
-    class MMSeparateDistributedDataParallelBase(DistributedDataParallel): ...
+    class MMSeparateDistributedDataParallelBase(DistributedDataParallel):
+        """mmengine's ``MMSeparateDistributedDataParallel``, or a substitute."""
 
     class BaseDataElement: ...
 

@@ -19,8 +19,11 @@ from ._upstream import available, provides
 if TYPE_CHECKING or not available:
 
     class _Runner:
+        """mmengine's ``Runner``."""
+
         @staticmethod
-        def build_dataloader(*args: Any, **kwargs: Any) -> Any: ...
+        def build_dataloader(*args: Any, **kwargs: Any) -> Any:
+            """Return the loader of a config."""
 
 else:
     _Runner = importlib.import_module("mmengine.runner").Runner
