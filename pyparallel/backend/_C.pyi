@@ -16,6 +16,41 @@ from typing import Any
 import torch
 from torch import Tensor
 
+# What `pyparallel.backend` exports: it calls the functions of the end by itself.
+__all__ = [
+    "RecordedEvent",
+    "Runtime",
+    "SlabPlan",
+    "are_compact",
+    "bound_cache",
+    "bound_pinned",
+    "cache_info",
+    "clear_cache",
+    "columns",
+    "decode",
+    "empty",
+    "encode",
+    "find_unpackable",
+    "flatten",
+    "image_batch",
+    "memory_of",
+    "pack",
+    "pad_copy",
+    "pad_small_batch",
+    "pinned_info",
+    "plan_slab",
+    "replace_tensors",
+    "ring_claim",
+    "ring_format",
+    "ring_holders",
+    "ring_pass",
+    "ring_reclaim",
+    "select_tensors",
+    "send",
+    "stack_equal",
+    "views",
+]
+
 def pad_copy(
     dst: Tensor,
     samples: Sequence[Tensor],

@@ -39,116 +39,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch  # also loads the libraries that the extension needs
 
 from . import _python
-from ._checks import ALIGNMENT
+from ._checks import ALIGNMENT as ALIGNMENT
 from .build_record import REBUILD, find, list_other_pythons, mismatch
 
 if TYPE_CHECKING:
-    from ._C import (
-        RecordedEvent,
-        Runtime,
-        SlabPlan,
-        are_compact,
-        bound_cache,
-        bound_pinned,
-        cache_info,
-        clear_cache,
-        columns,
-        decode,
-        empty,
-        encode,
-        find_unpackable,
-        flatten,
-        image_batch,
-        memory_of,
-        pack,
-        pad_copy,
-        pad_small_batch,
-        pinned_info,
-        plan_slab,
-        replace_tensors,
-        ring_claim,
-        ring_format,
-        ring_holders,
-        ring_pass,
-        ring_reclaim,
-        select_tensors,
-        send,
-        stack_equal,
-        views,
-    )
-
-__all__ = [
-    "ALIGNMENT",
-    "RecordedEvent",
-    "Runtime",
-    "SlabPlan",
-    "are_compact",
-    "bound_cache",
-    "bound_pinned",
-    "built_for",
-    "cache_info",
-    "clear_cache",
-    "columns",
-    "decode",
-    "devices",
-    "empty",
-    "encode",
-    "find_unpackable",
-    "flatten",
-    "image_batch",
-    "load_error",
-    "memory_of",
-    "name",
-    "pack",
-    "pad_copy",
-    "pad_small_batch",
-    "pinned_info",
-    "plan_slab",
-    "reason",
-    "replace_tensors",
-    "ring_claim",
-    "ring_format",
-    "ring_holders",
-    "ring_pass",
-    "ring_reclaim",
-    "select_tensors",
-    "send",
-    "stack_equal",
-    "views",
-]
+    from ._C import *  # noqa: F403
 
 _VALUES = ("auto", "native", "python")
-_LEAVES = (
-    "flatten",
-    "select_tensors",
-    "replace_tensors",
-    "find_unpackable",
-    "are_compact",
-)
-_MEMORY = ("empty", "cache_info", "bound_cache", "clear_cache")
-_PINNED = ("pinned_info", "bound_pinned")
-_RING = ("ring_format", "ring_claim", "ring_pass", "ring_reclaim", "ring_holders")
-_OPERATORS = (
-    "pad_copy",
-    "pad_small_batch",
-    "stack_equal",
-    "image_batch",
-    "SlabPlan",
-    "plan_slab",
-    "pack",
-    "views",
-    "memory_of",
-    "send",
-    "Runtime",
-    "RecordedEvent",
-    "columns",
-    *_LEAVES,
-    "encode",
-    "decode",
-    *_MEMORY,
-    *_PINNED,
-    *_RING,
-)
+_OPERATORS = tuple(_python.__all__)
 _CONTRACT = (*_OPERATORS, "devices", "transfers", "build_info")
 
 

@@ -31,11 +31,19 @@ from ._python_message import decode, encode
 from ._python_ring import ring_claim, ring_format, ring_holders, ring_pass, ring_reclaim
 from .plain import PLAIN, can_pack, is_plain, missing_bytes
 
+#: The operators of every backend; ``_C.pyi`` specifies them.
 __all__ = [
+    "RecordedEvent",
+    "Runtime",
     "SlabPlan",
     "are_compact",
+    "bound_cache",
+    "bound_pinned",
+    "cache_info",
+    "clear_cache",
     "columns",
     "decode",
+    "empty",
     "encode",
     "find_unpackable",
     "flatten",
@@ -44,6 +52,7 @@ __all__ = [
     "pack",
     "pad_copy",
     "pad_small_batch",
+    "pinned_info",
     "plan_slab",
     "replace_tensors",
     "ring_claim",
@@ -52,6 +61,7 @@ __all__ = [
     "ring_pass",
     "ring_reclaim",
     "select_tensors",
+    "send",
     "stack_equal",
     "views",
 ]

@@ -17,6 +17,7 @@ from ..core.errors import (
     BatchTypeError,
     BatchValueError,
     MissingKeyError,
+    add_note,
     check_int,
     format_path,
     problem_of,
@@ -227,8 +228,7 @@ class _RuleWalk(Walk):
             try:
                 return rule(column)
             except Exception as error:
-                if hasattr(error, "add_note"):  # Python 3.11 and later
-                    error.add_note(f"Collate: in the rule of {name or 'default'!r}.")
+                add_note(error, f"Collate: in the rule of {name or 'default'!r}.")
                 raise
         try:
             return super().column(column, path)

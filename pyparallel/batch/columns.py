@@ -23,7 +23,7 @@ from . import pytree, stack
 from .container import DataContainer
 from .padding import Padded
 from .ragged import Ragged, join_samples
-from .stack import as_tensor, is_array
+from .stack import as_tensor, is_array, is_numeric_array
 
 #: The keys and indices that lead to a value in a sample.
 Path = tuple[Any, ...]
@@ -242,7 +242,7 @@ def batch_values(
     try:
         if type(column[0]) in NUMBER_DTYPES:
             return torch.tensor(column, dtype=NUMBER_DTYPES[type(column[0])])
-        if stack.is_array(column[0]):
+        if is_numeric_array(column[0]):
             return batch_tensors([stack.as_tensor(item) for item in column], path)
         return function(column)
     except (BatchTypeError, BatchValueError):
@@ -285,7 +285,7 @@ def unsupported_value_error(
             f"{column[i]!r:.80}.",
         )
     found = type_name(column[i])
-    if is_array(column[i], numeric=False):
+    if is_array(column[i]):
         found += f" of dtype {column[i].dtype}"
     return with_advice(
         BatchTypeError,
@@ -308,7 +308,7 @@ def _mismatch(column: list[Any], function: _Function) -> tuple[int, Exception | 
 
 def _is_unsupported(value: Any, function: _Function) -> bool:
     try:
-        function([as_tensor(value) if is_array(value) else value])
+        function([as_tensor(value) if is_numeric_array(value) else value])
     except _REFUSALS:
         return True
     return False

@@ -202,13 +202,18 @@ def stack_equal(
     return None if result is None else count_padding(result, samples)
 
 
-def is_array(value: Any, numeric: bool = True) -> bool:
-    """Return True for a numpy array (of a dtype of torch), without importing numpy."""
+def is_array(value: object) -> bool:
+    """Return True for an array of numpy, without importing numpy."""
+    numpy = sys.modules.get("numpy")
+    return numpy is not None and isinstance(value, numpy.ndarray)
+
+
+def is_numeric_array(value: Any) -> bool:
+    """Return True for an array that is converted to a tensor: not of a subclass."""
     if type_name(value) not in ("numpy.ndarray", "numpy.memmap"):
         return False
     # "g" and "G" are the long doubles of C.
-    dtype = value.dtype
-    return not numeric or (dtype.kind in "biufc" and dtype.char not in "gG")
+    return value.dtype.kind in "biufc" and value.dtype.char not in "gG"
 
 
 def is_masked(value: Any) -> bool:
@@ -253,7 +258,7 @@ def as_tensor(value: Any) -> torch.Tensor:
         import numpy
 
         value = numpy.asarray(value)
-    if is_array(value) and not (
+    if is_numeric_array(value) and not (
         value.flags.writeable
         and value.dtype.isnative
         and all(step >= 0 and step % value.itemsize == 0 for step in value.strides)
@@ -264,7 +269,7 @@ def as_tensor(value: Any) -> torch.Tensor:
 
 def as_tensors(values: Sequence[Any]) -> list[Any]:
     """Convert numeric arrays and PIL images to tensors; keep other values."""
-    return [as_tensor(x) if is_array(x) or is_image(x) else x for x in values]
+    return [as_tensor(x) if is_numeric_array(x) or is_image(x) else x for x in values]
 
 
 def are_plain(samples: Sequence[torch.Tensor]) -> bool:

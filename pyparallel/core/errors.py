@@ -7,6 +7,7 @@ states the meaning: ``TypeError`` for a wrong type, ``ValueError`` for a wrong v
 
 from __future__ import annotations
 
+import contextlib
 import operator
 import sys
 import warnings
@@ -122,6 +123,22 @@ def problem_of(error: Exception) -> str | None:
     """Return the message without its advice; None if the advice must stay."""
     problem: str | None = error.__dict__.get("_problem")
     return problem
+
+
+def add_note(error: BaseException, note: str) -> None:
+    """Add a note to an error, which keeps its class, attributes and traceback.
+
+    Python 3.10 prints no notes. There the note becomes the cause of an error that has
+    none.
+    """
+    with contextlib.suppress(Exception):  # such as of a frozen dataclass
+        if hasattr(error, "add_note"):
+            error.add_note(note)
+            return
+        noted: Any = error
+        noted.__notes__ = [*getattr(error, "__notes__", ()), note]
+        if error.__cause__ is None:
+            error.__cause__ = error.__context__ or RuntimeError(note)
 
 
 def format_path(root: str, keys: Iterable[Any]) -> str:

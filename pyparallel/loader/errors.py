@@ -12,6 +12,7 @@ import sys
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
+from ..core.errors import add_note
 from ..core.torch_private import ExceptionWrapper
 from ..workers import deaths
 from ..workers.interface import WorkerDied
@@ -77,8 +78,7 @@ def raise_error(data: bytes) -> None:
     error = None if original is None else _unpickle_error(original)
     if error is not None:
         text = f"Caught {type(error).__name__} {wrapper.where}."
-        if hasattr(error, "add_note"):
-            error.add_note(text)
+        add_note(error, text)
         raise error from RemoteTraceback(f"{text}\nOriginal {wrapper.exc_msg}")
     try:
         wrapper.reraise()

@@ -11,11 +11,12 @@ import torch
 
 from ..batch.stack import PaddingCounter
 from ..core.cpu_time import cpu_seconds
+from ..core.errors import add_note
 from ..core.torch_private import numpy_seed, set_worker_info
 from ._random_state import SampleTask
 from .fetchers import IterableFetcher, MapFetcher, Source, Times, early_end
 from .sample_errors import NO_SAMPLES
-from .tracebacks import add_note
+from .tracebacks import rank_text
 
 #: The kinds of answers: a batch, a batch without samples, an error, the end of an
 #: iterable dataset.
@@ -159,7 +160,8 @@ class Reader:
             location = self._locate(error)
             if self._source.num_workers:
                 return Answer(ERROR, error, location=location)
-            add_note(error, location)
+            rank = rank_text()
+            add_note(error, f"DataLoader{f' ({rank})' if rank else ''}: {location}.")
             raise
         finally:
             self._fetcher.restore()

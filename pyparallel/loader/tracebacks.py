@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import reprlib
@@ -146,11 +145,3 @@ def message_of(error: BaseException) -> str:
         return str(error)
     except Exception:
         return ""
-
-
-def add_note(error: BaseException, location: str) -> None:
-    """Add the location of an error to its traceback (Python 3.11 and later)."""
-    if hasattr(error, "add_note"):
-        rank = rank_text()
-        with contextlib.suppress(Exception):  # such as of a frozen dataclass
-            error.add_note(f"DataLoader{f' ({rank})' if rank else ''}: {location}.")

@@ -26,6 +26,7 @@ from torch import nn
 from ..batch.container import map_tensors
 from ..core import thread_state
 from ..core.devices import HOST
+from ..core.errors import add_note
 from ..transfer.device import DeviceApi, keep_parts, torch_device
 from ..transfer.to_device import has_streams
 from ._thread_pool import Place, Task, ThreadPool
@@ -309,23 +310,9 @@ class _FirstError:
         with self._lock:
             if number < self.first:
                 self.first, self.error = number, error
-                _add_note(error, f"in item {number} on device {device}")
+                add_note(error, f"in item {number} on device {device}")
 
     def stop(self) -> None:
         """Skip all calls that have not begun."""
         with self._lock:
             self.first = -1
-
-
-def _add_note(error: BaseException, note: str) -> None:
-    """Add a note to an error, as ``add_note`` of Python 3.11 does.
-
-    The error keeps its class, its attributes and its traceback.
-    """
-    if hasattr(error, "add_note"):
-        error.add_note(note)
-        return
-    noted: Any = error
-    noted.__notes__ = [*getattr(error, "__notes__", ()), note]
-    if error.__cause__ is None:  # Python 3.10 prints causes but no notes
-        error.__cause__ = error.__context__ or RuntimeError(note)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numbers
-import sys
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -13,6 +12,7 @@ import torch
 from ..backend.plain import check_storage
 from ..batch import pytree
 from ..batch.container import DataContainer
+from ..batch.stack import is_array
 from ..batch.torch_stack import check_quantization
 from ..core.errors import (
     BatchTypeError,
@@ -142,12 +142,6 @@ def contain_data(values: Sequence[Any]) -> bool:
         leaf is None or isinstance(leaf, torch.Tensor | DataContainer) or is_array(leaf)
         for leaf in leaves
     )
-
-
-def is_array(value: object) -> bool:
-    """Return True for an array of numpy, without importing numpy."""
-    numpy = sys.modules.get("numpy")
-    return numpy is not None and isinstance(value, numpy.ndarray)
 
 
 def _at(i: int, path: _Path) -> str:

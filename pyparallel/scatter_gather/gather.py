@@ -21,6 +21,7 @@ from ..batch import pytree
 from ..batch.container import DataContainer
 from ..batch.padding import Padded
 from ..batch.ragged import Ragged
+from ..batch.stack import is_array
 from ..core.devices import HOST, Target, resolve_target
 from ..core.errors import BatchTypeError, EmptyBatchError, Field, type_name
 from ..core.torch_private import outside_autocast
@@ -35,7 +36,6 @@ from .checks import (
     check_lengths,
     check_types,
     contain_data,
-    is_array,
 )
 
 #: Builds a gathered value from the joined tensors of all columns.

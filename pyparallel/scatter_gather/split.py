@@ -20,6 +20,7 @@ from ..batch import pytree
 from ..batch.container import DataContainer
 from ..batch.padding import Padded
 from ..batch.ragged import Ragged
+from ..batch.stack import is_array
 from ..batch.torch_stack import check_quantization
 from ..core.errors import (
     BatchTypeError,
@@ -29,7 +30,6 @@ from ..core.errors import (
     type_name,
 )
 from ..core.torch_private import outside_autocast
-from .checks import is_array
 from .move import LeafName, check_memory
 
 #: Returns the name of one leaf for a message; see `LeafName`.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import shutil
 from pathlib import Path
@@ -175,3 +176,11 @@ def test_a_process_with_a_bad_extension_warns_once(tmp_path, monkeypatch, cuda, 
     assert (name, found) == ("python", error)
     assert (f"{module}: file too short" in reason) is (error == "ImportError")
     assert texts == [f"[PP001] {reason}\nUntil then, pure Python runs."]
+
+
+def test_the_stub_lists_the_operators_of_pure_python() -> None:
+    stub = ast.parse((PACKAGE / "backend" / "_C.pyi").read_text(encoding="utf-8"))
+    listed = next(each for each in stub.body if isinstance(each, ast.Assign))
+    assert ast.literal_eval(listed.value) == list(backend_module._OPERATORS)
+    defined = {getattr(each, "name", None) for each in stub.body}
+    assert defined.issuperset(CONTRACT)

@@ -17,8 +17,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from pyparallel import parallel_apply
-from pyparallel.core.errors import BatchTypeError, BatchValueError
-from pyparallel.parallel import _device_threads
+from pyparallel.core.errors import BatchTypeError, BatchValueError, add_note
 
 pytestmark = pytest.mark.one_backend
 
@@ -311,12 +310,12 @@ class Old(Exception):
 
 def test_where_there_are_no_notes_a_cause_names_the_item() -> None:
     error = Old("no")
-    _device_threads._add_note(error, "in item 0 on device cpu")
+    add_note(error, "in item 0 on device cpu")
     assert error.__notes__ == ["in item 0 on device cpu"]
     assert repr(error.__cause__) == "RuntimeError('in item 0 on device cpu')"
     other, cause = Old("no"), ValueError("why")
     other.__cause__ = cause
-    _device_threads._add_note(other, "in item 1 on device cpu")
+    add_note(other, "in item 1 on device cpu")
     assert other.__cause__ is cause
 
 
