@@ -36,7 +36,7 @@ if __name__ == "__main__":
     model = nn.parallel.DistributedDataParallel(net.to(device))
     optimizer = torch.optim.Adam(model.parameters(), 0.003)
     sampler: Any = DistributedSampler(data := Pictures())
-    rules = Collate(image=Pad(divisor=8, mask=True), boxes=Concat())
+    rules = Collate(image=Pad(size_divisor=8, mask=True), boxes=Concat())
     loader = DataLoader(data, 4, sampler=sampler, num_workers=2, collate_fn=rules)
     parts: Any = (model, optimizer, batches := PreDataLoader(loader, device))
     step, file = 0, folder / f"rank{sampler.rank}.pt"

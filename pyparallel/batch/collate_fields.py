@@ -70,7 +70,7 @@ class Collate:
     tensor once, directly into shared memory.
 
     Example:
-        >>> collate = Collate(image=Pad(divisor=4, mask=True), boxes=Concat())
+        >>> collate = Collate(image=Pad(size_divisor=4, mask=True), boxes=Concat())
         >>> batch = collate([
         ...     {"image": torch.ones(3, 5, 6), "boxes": torch.ones(2, 4), "id": 7},
         ...     {"image": torch.ones(3, 4, 7), "boxes": torch.ones(1, 4), "id": 8},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 import functools
 import inspect
@@ -52,6 +53,18 @@ def checked_options(cls: _Class, advice: Mapping[str, str] | None = None) -> _Cl
 
     cls.__init__ = checked  # type: ignore[misc]
     return cls
+
+
+def text_of(options: Any) -> str:
+    """Return the call of a dataclass with the options that are not the default."""
+    shown = [
+        f"{each.name}={getattr(options, each.name)!r}"
+        for each in sorted(
+            dataclasses.fields(options), key=lambda each: each.kw_only is True
+        )
+        if each.init and getattr(options, each.name) != each.default
+    ]
+    return f"{type(options).__name__}({', '.join(shown)})"
 
 
 def _unknown(

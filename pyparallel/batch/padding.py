@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
 import torch
 
 from ..core.errors import BatchTypeError, BatchValueError, check_int, type_name
-from .options import checked_options
+from .options import checked_options, text_of
 from .tensor_fields import TensorFields
 
 #: The largest number of dimensions that a `DataContainer` pads, as in mmcv.
@@ -24,7 +24,54 @@ Sizes = tuple[int, ...]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, repr=False)
-class Padding:
+class PaddingOptions:
+    """The options of `Padding` and of the rule `Pad`, with their checks."""
+
+    size_divisor: int | Sizes = 1
+    shape: Sizes | None = None
+    buckets: tuple[Sizes, ...] = ()
+    side: str | tuple[str, ...] = "right"
+    sizes: bool | None = False  # None, only for `Pad`: the same as ``mask``
+    mask: bool = False
+
+    def __post_init__(self) -> None:
+        where = type(self).__name__
+        divisor: Any = self.size_divisor
+        if isinstance(divisor, Sequence):
+            rule = "an integer or a sequence of integers"
+            divisor = _check_sizes(f"{where}: size_divisor", divisor, rule)
+        else:
+            divisor = check_int(divisor, 1, f"{where}: size_divisor")
+        object.__setattr__(self, "size_divisor", divisor)
+        if self.shape is not None:
+            shape = _check_sizes(f"{where}: shape", self.shape)
+            object.__setattr__(self, "shape", shape)
+        name = f"{where}: buckets"
+        buckets = _check_sequence(name, self.buckets, "a sequence of shapes")
+        checked = [_check_sizes(f"{name}[{i}]", each) for i, each in enumerate(buckets)]
+        object.__setattr__(self, "buckets", tuple(checked))
+        _check_side(self, where)
+        for option in ("mask", "sizes"):
+            value = getattr(self, option)
+            if not isinstance(value, bool):
+                raise BatchTypeError(
+                    f"{where}: {option} must be True or False, but is {value!r} "
+                    f"({type_name(value)})."
+                )
+        _check_combination(self, where)
+
+    @property
+    def num_dims(self) -> int | None:
+        """The number of padded dimensions of the options; None if any number fits."""
+        return next((len(sizes) for _, sizes in _per_dim_options(self)), None)
+
+    def __repr__(self) -> str:
+        """Show the options that are not the default."""
+        return text_of(self)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, repr=False)
+class Padding(PaddingOptions):
     """Options for padding samples to a common shape.
 
     The padded dimensions are the last ``pad_dims`` of every sample. By default they
@@ -59,51 +106,7 @@ class Padding:
         Padding(size_divisor=32, mask=True)
     """
 
-    size_divisor: int | Sizes = 1
-    shape: Sizes | None = None
-    buckets: tuple[Sizes, ...] = ()
-    side: str | tuple[str, ...] = "right"
     sizes: bool = False
-    mask: bool = False
-
-    def __post_init__(self) -> None:
-        divisor: Any = self.size_divisor
-        if isinstance(divisor, Sequence):
-            rule = "an integer or a sequence of integers"
-            divisor = _check_sizes("size_divisor", divisor, rule)
-        else:
-            divisor = check_int(divisor, 1, "Padding: size_divisor")
-        object.__setattr__(self, "size_divisor", divisor)
-        if self.shape is not None:
-            object.__setattr__(self, "shape", _check_sizes("shape", self.shape))
-        buckets = _check_sequence("buckets", self.buckets, "a sequence of shapes")
-        checked = tuple(
-            _check_sizes(f"buckets[{i}]", each) for i, each in enumerate(buckets)
-        )
-        object.__setattr__(self, "buckets", checked)
-        _check_side(self)
-        for option in ("mask", "sizes"):  # Pad derives sizes from mask
-            value = getattr(self, option)
-            if not isinstance(value, bool):
-                raise BatchTypeError(
-                    f"Padding: {option} must be True or False, but is {value!r} "
-                    f"({type_name(value)})."
-                )
-        _check_combination(self)
-
-    @property
-    def num_dims(self) -> int | None:
-        """The number of padded dimensions of the options; None if any number fits."""
-        return next((len(sizes) for _, sizes in _per_dim_options(self)), None)
-
-    def __repr__(self) -> str:
-        """Show the options that are not the default."""
-        shown = [
-            f"{field.name}={getattr(self, field.name)!r}"
-            for field in fields(self)
-            if getattr(self, field.name) != field.default
-        ]
-        return f"Padding({', '.join(shown)})"
 
 
 class Padded(TensorFields):
@@ -257,7 +260,7 @@ def _one_per_dim(value: Any, num_dims: int) -> tuple[Any, ...]:
     return value if isinstance(value, tuple) else (value,) * num_dims
 
 
-def _per_dim_options(padding: Padding) -> list[tuple[str, tuple[Any, ...]]]:
+def _per_dim_options(padding: PaddingOptions) -> list[tuple[str, tuple[Any, ...]]]:
     """Return the options that have one entry for each padded dimension."""
     options: list[tuple[str, Any]] = [
         ("size_divisor", padding.size_divisor),
@@ -268,32 +271,32 @@ def _per_dim_options(padding: Padding) -> list[tuple[str, tuple[Any, ...]]]:
     return [(option, value) for option, value in options if isinstance(value, tuple)]
 
 
-def _check_side(padding: Padding) -> None:
+def _check_side(padding: PaddingOptions, where: str) -> None:
     side: Any = padding.side
     sides = (
         (side,)
         if isinstance(side, str)
-        else _check_sequence("side", side, "names of sides")
+        else _check_sequence(f"{where}: side", side, "names of sides")
     )
     known = [isinstance(each, str) and each in _SIDES for each in sides]
     if not known or not all(known):
         raise BatchValueError(
-            "Padding: side must be 'right', 'left' or 'center', or a tuple of these, "
+            f"{where}: side must be 'right', 'left' or 'center', or a tuple of these, "
             f"but is {side!r}."
         )
     object.__setattr__(padding, "side", side if isinstance(side, str) else tuple(sides))
 
 
-def _check_combination(padding: Padding) -> None:
+def _check_combination(padding: PaddingOptions, where: str) -> None:
     if padding.shape is not None and padding.buckets:
         raise BatchValueError(
-            "Padding: shape must not be given together with buckets, but both are. "
+            f"{where}: shape must not be given together with buckets, but both are. "
             "Make the shape one of the buckets."
         )
     for option in ("shape", "buckets"):
         if getattr(padding, option) and not _is_one(padding.size_divisor):
             raise BatchValueError(
-                f"Padding: size_divisor must be 1 with {option}, but is "
+                f"{where}: size_divisor must be 1 with {option}, but is "
                 f"{padding.size_divisor}. Give sizes that are multiples of it."
             )
     options = _per_dim_options(padding)
@@ -301,7 +304,7 @@ def _check_combination(padding: Padding) -> None:
         first, expected = options[0]
         if len(value) != len(expected):
             raise BatchValueError(
-                f"Padding: {option} must have {len(expected)} entries like {first}, "
+                f"{where}: {option} must have {len(expected)} entries like {first}, "
                 f"but has {len(value)}."
             )
 
@@ -310,20 +313,16 @@ def _is_one(divisor: int | Sizes) -> bool:
     return divisor == 1 or (isinstance(divisor, tuple) and set(divisor) == {1})
 
 
-def _check_sequence(option: str, value: Any, rule: str) -> Sequence[Any]:
+def _check_sequence(name: str, value: Any, rule: str) -> Sequence[Any]:
     if not isinstance(value, Sequence) or isinstance(value, (str, bytes)):
         raise BatchTypeError(
-            f"Padding: {option} must be {rule}, but is {value!r} ({type_name(value)})."
+            f"{name} must be {rule}, but is {value!r} ({type_name(value)})."
         )
     return value
 
 
-def _check_sizes(
-    option: str, value: Any, rule: str = "a sequence of integers"
-) -> Sizes:
-    items = _check_sequence(option, value, rule)
+def _check_sizes(name: str, value: Any, rule: str = "a sequence of integers") -> Sizes:
+    items = _check_sequence(name, value, rule)
     if not items:
-        raise BatchValueError(f"Padding: {option} must have a size, but is empty.")
-    return tuple(
-        check_int(each, 1, f"Padding: {option}[{i}]") for i, each in enumerate(items)
-    )
+        raise BatchValueError(f"{name} must have a size, but is empty.")
+    return tuple(check_int(each, 1, f"{name}[{i}]") for i, each in enumerate(items))

@@ -21,8 +21,8 @@ from ..core.errors import (
 from . import plan, pytree, stack
 from .columns import NUMBER_DTYPES, Path, batch_tensors, batch_values, sample_path
 from .container import DataContainer
-from .options import checked_options
-from .padding import Padded, Padding, Sizes
+from .options import checked_options, text_of
+from .padding import Padded, Padding, PaddingOptions
 from .padding_values import as_number
 from .ragged import Ragged, join_samples, rest_beside_empty
 
@@ -55,13 +55,7 @@ class Rule:
 
     def __repr__(self) -> str:
         """Show the options that are not the default."""
-        options: Any = self
-        shown = [
-            f"{each.name}={getattr(self, each.name)!r}"
-            for each in fields(options)
-            if each.init and getattr(self, each.name) != each.default
-        ]
-        return f"{type(self).__name__}({', '.join(shown)})"
+        return text_of(self)
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -84,7 +78,7 @@ class Stack(Rule):
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Pad(Rule):
+class Pad(Rule, PaddingOptions):
     """Pad values to a common shape, and stack them.
 
     The result is a tensor ``(n, *target)``, or a `Padded` with it if ``sizes`` or
@@ -96,19 +90,11 @@ class Pad(Rule):
         dims: the number of trailing dimensions that may differ and are padded. None:
             the number of sizes in the other options; without such sizes 2, or 1 for
             values with one dimension.
-        divisor: round the sizes up to multiples of this number: one for all padded
-            dimensions, or one for each of them.
-        shape: pad to exactly these sizes, one for each padded dimension.
-        buckets: pad to the smallest of these shapes that all samples fit into.
-        side: the side of the padding: ``"right"`` (the end), ``"left"`` or
-            ``"center"``; one for all padded dimensions, or one for each of them.
-        sizes: also return the sizes before padding. None: the same as ``mask``.
-        mask: also return a mask that is True where the data are.
+        size_divisor, shape, buckets, side, mask: as of `Padding`.
+        sizes: as of `Padding`. None: the same as ``mask``.
 
     Raises:
-        TypeError: an option has the wrong type.
-        ValueError: an option has an impossible value; see `Padding`, which has the same
-            options.
+        TypeError, ValueError: as `Padding`.
 
     Example:
         >>> collate = Collate(tokens=Pad(side="left"))
@@ -119,27 +105,18 @@ class Pad(Rule):
 
     value: float = 0
     dims: int | None = None
-    divisor: int | Sizes = field(default=1, kw_only=True)
-    shape: Sizes | None = field(default=None, kw_only=True)
-    buckets: tuple[Sizes, ...] = field(default=(), kw_only=True)
-    side: str | tuple[str, ...] = field(default="right", kw_only=True)
     sizes: bool | None = field(default=None, kw_only=True)
-    mask: bool = field(default=False, kw_only=True)
     _padding: Padding = field(init=False, compare=False)
 
     def __post_init__(self) -> None:
-        try:
-            padding = Padding(
-                size_divisor=self.divisor,
-                shape=self.shape,
-                buckets=self.buckets,
-                side=self.side,
-                sizes=self.mask if self.sizes is None else self.sizes,
-                mask=self.mask,
-            )
-        except (BatchTypeError, BatchValueError) as error:
-            text = str(error).replace("size_divisor", "divisor")
-            raise type(error)(text.replace("Padding: ", "Pad: ", 1)) from None
+        # Equal rules have equal options, whichever types the caller passed.
+        given = self.sizes
+        _set(self, "sizes", self.mask if given is None else given)
+        PaddingOptions.__post_init__(self)
+        options = {each.name: getattr(self, each.name) for each in fields(Padding)}
+        padding = Padding(**options)
+        _set(self, "_padding", padding)
+        _set(self, "sizes", given)
         is_real = isinstance(self.value, numbers.Real)
         value = as_number(self.value) if is_real else None
         if value is None:
@@ -147,26 +124,16 @@ class Pad(Rule):
                 f"Pad: value must be a real number, but is {self.value!r} "
                 f"({type_name(self.value)})."
             )
+        _set(self, "value", value)
         dims, num_sizes = self.dims, padding.num_dims
         if dims is not None:
             dims = check_int(dims, 1, "Pad: dims", "None or an integer")
+            _set(self, "dims", dims)
         if None not in (dims, num_sizes) and dims != num_sizes:
             raise BatchValueError(
                 f"Pad: dims must be {num_sizes}, the number of sizes in the other "
                 f"options, but is {dims}. Omit dims, or change these options."
             )
-        # Equal rules have equal options, whichever types the caller passed.
-        checked: dict[str, Any] = {
-            "dims": dims,
-            "divisor": padding.size_divisor,
-            "shape": padding.shape,
-            "buckets": padding.buckets,
-            "side": padding.side,
-            "value": value,
-            "_padding": padding,
-        }
-        for name, value in checked.items():
-            object.__setattr__(self, name, value)
 
     def _batch(self, column: list[Any], path: Path) -> torch.Tensor | Padded:
         samples, padding = _as_tensors(column, path), self._padding
@@ -214,7 +181,7 @@ class Pad(Rule):
             if channels_last is not None and not _differ_in_channels(shapes, dim):
                 return f"Use {channels_last!r} or List()."
         advice = f"{_make_equal(shapes, dim)} List()"
-        if self._padding.num_dims is None and self.divisor == 1:
+        if self._padding.num_dims is None and self.size_divisor == 1:
             advice += f" or {replace(self, dims=num_dims - dim)!r}"
         return f"{advice}."
 
@@ -243,7 +210,11 @@ class Pad(Rule):
                     f"{tuple(images[0].shape)} was expected. Convert the PIL images to "
                     'one mode, as with convert("RGB").'
                 )
-        divisor = self.divisor if isinstance(self.divisor, int) else self.divisor[-1]
+        divisor = (
+            self.size_divisor
+            if isinstance(self.size_divisor, int)
+            else self.size_divisor[-1]
+        )
         targets = [each[-1] for each in (self.shape, *self.buckets) if each]
         for num in channels:
             if num % divisor or any(target != num for target in targets):
@@ -258,19 +229,20 @@ class Pad(Rule):
         """Return the rule that pads height and width, before the channels."""
         if self._padding.num_dims == 1:
             return None
-        divisor, side = self.divisor, self.side
+        divisor, side = self.size_divisor, self.side
         if isinstance(divisor, int):
             divisor = (divisor, divisor)
         return replace(
             self,
             dims=3,
-            divisor=1 if set(divisor) == {1} else (*divisor[:2], 1),
+            size_divisor=1 if set(divisor) == {1} else (*divisor[:2], 1),
             shape=self.shape and (*self.shape[:2], channels),
             buckets=tuple((*each[:2], channels) for each in self.buckets),
             side=side if isinstance(side, str) else (*side[:2], "right"),
         )
 
 
+_set = object.__setattr__
 _NO_OPTIONS = Padding()
 
 _INTEGERS = {torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64}

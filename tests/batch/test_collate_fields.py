@@ -66,7 +66,7 @@ def detections(num: int = 4) -> list[dict[str, Any]]:
 
 
 DETECTION = Collate(
-    image=Pad(divisor=32, value=2, mask=True),
+    image=Pad(size_divisor=32, value=2, mask=True),
     boxes=Concat(),
     caption=List(),
     id=Stack(),
@@ -214,11 +214,11 @@ def test_arrays_images_and_lists_are_batched_like_tensors(rule: Any, kind: str) 
 @pytest.mark.parametrize(
     ("rule", "advised"),
     [
-        (Pad(divisor=8), Pad(dims=3, divisor=(8, 8, 1))),
-        (Pad(dims=3, divisor=8), Pad(dims=3, divisor=(8, 8, 1))),
+        (Pad(size_divisor=8), Pad(dims=3, size_divisor=(8, 8, 1))),
+        (Pad(dims=3, size_divisor=8), Pad(dims=3, size_divisor=(8, 8, 1))),
         (Pad(shape=(8, 8)), Pad(dims=3, shape=(8, 8, 3))),
         (Pad(buckets=[(4, 4), (8, 8)]), Pad(dims=3, buckets=[(4, 4, 3), (8, 8, 3)])),
-        (Pad(divisor=(8,)), None),
+        (Pad(size_divisor=(8,)), None),
     ],
     ids=repr,
 )
@@ -241,7 +241,7 @@ def test_pad_keeps_the_channels_of_pil_images(
         assert_same(Collate(x=advised)(of(*images))["x"], expected)
 
 
-@pytest.mark.parametrize("rule", [Pad(), Pad(dims=3), Pad(divisor=8)], ids=repr)
+@pytest.mark.parametrize("rule", [Pad(), Pad(dims=3), Pad(size_divisor=8)], ids=repr)
 @pytest.mark.parametrize(("mode", "shape"), [("L", (4, 5)), ("RGBA", (4, 5, 4))])
 def test_pil_images_to_pad_have_one_number_of_channels(
     rule: Pad, mode: str, shape: tuple[int, ...]
@@ -270,8 +270,8 @@ def test_an_empty_list_has_the_dtype_and_width_of_the_others(
 @pytest.mark.parametrize(
     ("rule", "shape", "mask"),
     [
-        (Pad(divisor=4, mask=True), (2, 3, 8, 4), (2, 8, 4)),
-        (Pad(dims=1, divisor=4, mask=True), (2, 3, 5, 4), (2, 4)),
+        (Pad(size_divisor=4, mask=True), (2, 3, 8, 4), (2, 8, 4)),
+        (Pad(dims=1, size_divisor=4, mask=True), (2, 3, 5, 4), (2, 4)),
         (Pad(shape=(4, 5, 6), mask=True), (2, 4, 5, 6), (2, 4, 5, 6)),
         (Pad(buckets=[(9, 9), (8, 3)], mask=True), (2, 3, 8, 3), (2, 8, 3)),
     ],
@@ -340,9 +340,9 @@ WRONG: list[tuple[Collate, list[Any], type[Exception], str]] = [
     (Collate(x=Stack()), of(2**80), ValueError,
      "Collate, Stack(): batch[0]['x'] must be a number that a tensor can hold, but is "
      "1208925819614629174706176. Use List() to keep the values in a list."),
-    (Collate({"x.y": Pad(divisor=2)}),
+    (Collate({"x.y": Pad(size_divisor=2)}),
      of({"y": torch.ones(3, 4, 4)}, {"y": torch.ones(1, 4, 4)}), ValueError,
-     "Collate, Pad(divisor=2): batch[1]['x']['y'] must match batch[0]['x']['y'] "
+     "Collate, Pad(size_divisor=2): batch[1]['x']['y'] must match batch[0]['x']['y'] "
      "outside its last 2 dimensions, but has shape (1, 4, 4) where (3, 4, 4) was "
      "expected. Make the samples equal in dimension 0 (colour images: "
      'convert("RGB")), or use List().'),
@@ -352,20 +352,20 @@ WRONG: list[tuple[Collate, list[Any], type[Exception], str]] = [
      "2 dimensions, but has shape (1, 4, 4) where (3, 4, 4) was expected. Make the "
      'samples equal in dimension 0 (colour images: convert("RGB")), or use List() or '
      "Pad(dims=3, mask=True)."),
-    (Collate(x=Pad(divisor=(2, 2))), of(torch.ones(5, 4, 7), torch.ones(6, 4, 7)),
+    (Collate(x=Pad(size_divisor=(2, 2))), of(torch.ones(5, 4, 7), torch.ones(6, 4, 7)),
      ValueError,
-     "Collate, Pad(divisor=(2, 2)): batch[1]['x'] must match batch[0]['x'] outside its "
-     "last 2 dimensions, but has shape (6, 4, 7) where (5, 4, 7) was expected. Make "
-     "the samples equal in dimension 0, or use List()."),
+     "Collate, Pad(size_divisor=(2, 2)): batch[1]['x'] must match batch[0]['x'] "
+     "outside its last 2 dimensions, but has shape (6, 4, 7) where (5, 4, 7) was "
+     "expected. Make the samples equal in dimension 0, or use List()."),
     (Collate(x=Stack()), of(torch.ones(3, 4, 5), torch.ones(1, 4, 4)), ValueError,
      "Collate, Stack(): batch[1]['x'] must match batch[0]['x'], but has shape "
      "(1, 4, 4) where (3, 4, 5) was expected. Make the samples equal in dimension 0 "
      '(colour images: convert("RGB")), or use Pad(dims=3) or List().'),
-    (Collate(x=Pad(divisor=4, mask=True)),
+    (Collate(x=Pad(size_divisor=4, mask=True)),
      of(torch.ones(5, 6, 3), torch.ones(6, 5, 3)), ValueError,
-     "Collate, Pad(divisor=4, mask=True): batch[1]['x'] must match batch[0]['x'] "
+     "Collate, Pad(size_divisor=4, mask=True): batch[1]['x'] must match batch[0]['x'] "
      "outside its last 2 dimensions, but has shape (6, 5, 3) where (5, 6, 3) was "
-     "expected. Use Pad(dims=3, divisor=(4, 4, 1), mask=True) or List()."),
+     "expected. Use Pad(dims=3, size_divisor=(4, 4, 1), mask=True) or List()."),
     (Collate(x=Pad(shape=(8, 7), side=("left", "right"))),
      of(torch.ones(5, 6, 3), torch.ones(6, 5, 3)), ValueError,
      "Collate, Pad(shape=(8, 7), side=('left', 'right')): batch[1]['x'] must match "
@@ -388,10 +388,10 @@ WRONG: list[tuple[Collate, list[Any], type[Exception], str]] = [
      "Collate, Pad(value=0.5): batch[1]['x'] must have a padding_value that "
      "torch.int64 can hold, but has 0.5. Use another value, or convert the samples to "
      "another dtype."),
-    (Collate(x=Pad(-1, divisor=2)), of(torch.ones(1).bool()), ValueError,
-     "Collate, Pad(value=-1, divisor=2): batch[0]['x'] must have a padding_value that "
-     "torch.bool can hold, but has -1. Use another value, or convert the samples to "
-     "another dtype."),
+    (Collate(x=Pad(-1, size_divisor=2)), of(torch.ones(1).bool()), ValueError,
+     "Collate, Pad(value=-1, size_divisor=2): batch[0]['x'] must have a padding_value "
+     "that torch.bool can hold, but has -1. Use another value, or convert the samples "
+     "to another dtype."),
     (Collate(x=Pad(shape=(2,))), of([1], [1, 2, 3]), ValueError,
      "Collate, Pad(shape=(2,)): batch[1]['x'] must be at most (2,), the shape of the "
      "padding, in the padded dimensions, but is (3,) there. Resize it before "
@@ -531,8 +531,8 @@ _ANY = "Pad(...), Stack(), Concat(), List() or a function of the list of values"
          "collate_fn to an instance, such as Collate(), not to the class."),
         (lambda: Pad(mask="yes"), TypeError,  # type: ignore[arg-type]
          "Pad: mask must be True or False, but is 'yes' (str)."),
-        (lambda: Pad(divisor="8"), TypeError,  # type: ignore[arg-type]
-         "Pad: divisor must be an integer or a sequence of integers, but is '8' "
+        (lambda: Pad(size_divisor="8"), TypeError,  # type: ignore[arg-type]
+         "Pad: size_divisor must be an integer or a sequence of integers, but is '8' "
          "(str)."),
         (lambda: Collate({"a.b": Pad(), "a": List()}), ValueError,
          "Collate: 'a' must have one rule, but has a rule, and 'a.b' has another one. "
@@ -540,11 +540,11 @@ _ANY = "Pad(...), Stack(), Concat(), List() or a function of the list of values"
         (lambda: Collate({"a": Pad()}, a=List()), ValueError,
          "Collate: 'a' must have one rule, but has Pad() and List(). Remove one of "
          "them."),
-        (lambda: Pad(divisor=0), ValueError,
-         "Pad: divisor must be an integer of 1 or more, but is 0."),
-        (lambda: Pad(divisor=2, shape=(4,)), ValueError,
-         "Pad: divisor must be 1 with shape, but is 2. Give sizes that are multiples "
-         "of it."),
+        (lambda: Pad(size_divisor=0), ValueError,
+         "Pad: size_divisor must be an integer of 1 or more, but is 0."),
+        (lambda: Pad(size_divisor=2, shape=(4,)), ValueError,
+         "Pad: size_divisor must be 1 with shape, but is 2. Give sizes that are "
+         "multiples of it."),
         (
             lambda: Pad("x"),  # type: ignore[arg-type]
             TypeError,

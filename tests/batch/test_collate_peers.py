@@ -27,7 +27,7 @@ pytestmark = [
     pytest.mark.filterwarnings("default"),
 ]
 
-RULES = Collate(image=Pad(divisor=4, mask=True), boxes=Concat(), name=List())
+RULES = Collate(image=Pad(size_divisor=4, mask=True), boxes=Concat(), name=List())
 SAMPLES = [
     {
         "image": torch.full((3, 4 + i, 9 - i), float(i)),

@@ -37,7 +37,7 @@ def advised(error: BaseException) -> Any:
 
 @pytest.mark.parametrize(
     "given",
-    [List(), Stack(), Concat(), Pad(), Pad(divisor=4, mask=True), List, Stack, Pad,
+    [List(), Stack(), Concat(), Pad(), Pad(size_divisor=4, mask=True), List, Stack, Pad,
      Concat, Collate, Padding(size_divisor=4), {"a": Pad()}],
     ids=repr,
 )  # fmt: skip
@@ -61,7 +61,7 @@ def test_a_value_that_is_no_function_is_no_collate_fn() -> None:
     assert list(DataLoader(SAMPLES, batch_size=2, collate_fn=function)) == [2]
 
 
-@pytest.mark.parametrize("rule", [List(), Pad(divisor=4)], ids=repr)
+@pytest.mark.parametrize("rule", [List(), Pad(size_divisor=4)], ids=repr)
 def test_a_rule_that_another_loader_calls_says_so(rule: Any) -> None:
     loader = torch.utils.data.DataLoader(SAMPLES, batch_size=2, collate_fn=rule)
     with pytest.raises(TypeError, match="must be a rule of Collate, but was") as caught:
@@ -128,9 +128,9 @@ def test_empty_values_beside_different_rows_are_an_error() -> None:
 
 
 MEANT: list[tuple[Any, dict[str, Any], dict[str, Any]]] = [
-    (Pad, {"size_divisor": 32}, {"divisor": 32}),
-    (Pad, {"pad_size_divisor": 32}, {"divisor": 32}),
-    (Pad, {"pad_to_multiple_of": 8}, {"divisor": 8}),
+    (Pad, {"divisor": 32}, {"size_divisor": 32}),
+    (Pad, {"pad_size_divisor": 32}, {"size_divisor": 32}),
+    (Pad, {"pad_to_multiple_of": 8}, {"size_divisor": 8}),
     (Pad, {"padding_value": 1}, {"value": 1}),
     (Pad, {"pad_dims": 1}, {"dims": 1}),
     (Pad, {"padding_side": "left"}, {"side": "left"}),
@@ -164,7 +164,7 @@ def test_a_near_name_of_an_option_is_advised(cls: Any, given: Any, meant: Any) -
         (
             lambda: Concat(size_divisor=2),  # type: ignore[call-arg]
             "Concat: there are no options, but size_divisor was given. Use "
-            "Pad(divisor=...).",
+            "Pad(size_divisor=...).",
         ),
         (
             lambda: List(copy=True),  # type: ignore[call-arg]
@@ -184,7 +184,9 @@ def test_an_option_of_another_class_is_named(call: Any, message: str) -> None:
 
 
 def test_collate_names_what_was_meant() -> None:
-    with pytest.raises(TypeError, match=r"Did you mean default=Pad\(divisor=4\)\?$"):
+    with pytest.raises(
+        TypeError, match=r"Did you mean default=Pad\(size_divisor=4\)\?$"
+    ):
         Collate(size_divisor=4)  # type: ignore[arg-type]
     with pytest.raises(KeyError, match=r"Did you mean default=List\(\)\?$"):
         Collate(defualt=List())(SAMPLES)

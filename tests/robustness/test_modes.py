@@ -82,7 +82,7 @@ def mixed(make: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 COPIES: dict[str, Callable[[Any], Any]] = ENTRY_POINTS | {
     "mixed Stack": mixed(by_rule(x=Stack())),
-    "mixed Pad": mixed(by_rule(x=Pad(divisor=4, sizes=True))),
+    "mixed Pad": mixed(by_rule(x=Pad(size_divisor=4, sizes=True))),
     "mixed collate": mixed(collate),
 }
 CALLS: dict[str, Callable[[Any], Any]] = COPIES | {

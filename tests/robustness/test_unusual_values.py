@@ -181,8 +181,8 @@ CASES: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "padding of a class that cannot": (
         lambda: ENTRY_POINTS["Pad"]([masked_tensor()] * 2),
-        "Collate, Pad(divisor=4, mask=True): batch[0]['x'] must be a tensor that torch "
-        "can pad and join, but is torch.masked.maskedtensor.core.MaskedTensor: ",
+        "Collate, Pad(size_divisor=4, mask=True): batch[0]['x'] must be a tensor that "
+        "torch can pad and join, but is torch.masked.maskedtensor.core.MaskedTensor: ",
     ),
     **{
         f"Ragged {name}": (

@@ -65,7 +65,7 @@ ENTRY_POINTS: dict[str, Callable[[Samples], Any]] = {
     "no rule": by_rule(),
     "Stack": by_rule(x=Stack()),
     "default Stack": by_rule(default=Stack()),
-    "Pad": by_rule(x=Pad(divisor=4, mask=True)),
+    "Pad": by_rule(x=Pad(size_divisor=4, mask=True)),
     "Concat": by_rule(x=Concat()),
     "stack": contained(stack=True),
     "padding": contained(stack=True, padding=Padding(**PADDED)),

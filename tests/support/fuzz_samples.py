@@ -81,7 +81,7 @@ BOXES: list[Callable[[list[Any]], Any]] = [
     lambda items: Point(items[0], items[-1]),
     lambda items: Record(items[0], items[-1]),
 ]
-RULES = [Stack(), Pad(), Pad(dims=1, divisor=2, mask=True), Concat(), List()]
+RULES = [Stack(), Pad(), Pad(dims=1, size_divisor=2, mask=True), Concat(), List()]
 RULES += [Pad(value=2.5), Pad(side="left", sizes=True)]
 
 

@@ -125,7 +125,7 @@ def images(pixels: list[Tensor]) -> Tensor:
 def rules(dataset: torch.utils.data.Dataset[dict[str, Tensor]]) -> Iterator[Any]:
     """Plain samples, with a rule for each field."""
     fields = Collate(
-        image=Pad(0.5, dims=2, divisor=(32, 32), side="left", mask=True),
+        image=Pad(0.5, dims=2, size_divisor=(32, 32), side="left", mask=True),
         target={"boxes": Concat(), "names": List()},
         default=Stack(),
     )
