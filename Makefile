@@ -90,7 +90,7 @@ PYTEST := -m pytest -q -r fE -n $(PYTEST_JOBS) --dist loadfile --no-loadscope-re
 .DELETE_ON_ERROR:
 .PHONY: help test test-all test-matrix test-newest test-native test-python test-core test-busy test-asan test-tsan \
 	test-valgrind test-peers fuzz fuzz-core fuzz-corpus mutations soak wheel docs lint \
-	lint-python lint-prose lint-types lint-cpp bench bench-loader demo ahead peers \
+	lint-python lint-prose lint-types lint-cpp lint-workflows bench bench-loader demo ahead peers \
 	cuda-build fake-cuda gpu-check gpu-bundle wheels clean
 
 help: ## list the targets
@@ -254,7 +254,7 @@ docs: $(V)/.docs ## the documentation site in build/docs; a warning is an error
 		$(V)/bin/python -m sphinx -W --keep-going -n -q -c docs \
 		-d build/docs-doctrees . build/docs
 
-lint: lint-python lint-prose lint-types lint-cpp ## style, wording, types, formatting
+lint: lint-python lint-prose lint-types lint-cpp lint-workflows ## style, wording, types, formatting, workflows
 
 lint-python: $(V)/.deps
 	$(V)/bin/ruff check .
@@ -273,6 +273,17 @@ lint-types: $(V)/.deps
 lint-cpp: $(V)/.deps
 	find csrc tests/csrc tests/fakecuda \( -name '*.h' -o -name '*.cpp' -o -name '*.cu*' \) -print0 \
 		| xargs -0 $(V)/bin/clang-format --dry-run -Werror
+
+# The tool contains the schemas. actionlint finds more, where it is installed.
+SCHEMA = $(V)/bin/check-jsonschema -q --builtin-schema vendor
+lint-workflows: $(V)/.deps
+	@$(SCHEMA).github-workflows .github/workflows/*.yml
+	@$(SCHEMA).github-issue-forms .github/ISSUE_TEMPLATE/defect.yml .github/ISSUE_TEMPLATE/proposal.yml
+	@$(SCHEMA).github-issue-config .github/ISSUE_TEMPLATE/config.yml
+	@$(SCHEMA).dependabot .github/dependabot.yml
+	@$(SCHEMA).readthedocs .readthedocs.yaml
+	@$(SCHEMA).citation-file-format --force-filetype yaml CITATION.cff
+	@if command -v actionlint >/dev/null; then actionlint; fi
 
 # ------------------------------------------------------------- beside the peers
 # Both environments use the extension in the tree: they have the same torch and Python.

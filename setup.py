@@ -2,7 +2,7 @@
 
 Environment: ``PYPARALLEL_BUILD=native|python``; switches ``FORCE_CUDA``, ``DEBUG``,
 ``FORCE_ONLY_CPU``, ``WERROR``; ``TORCH_CUDA_ARCH_LIST NVCC_FLAGS MAX_JOBS CUDA_HOME
-PYPARALLEL_SANITIZE`` (see scripts/sanitizers.py).
+PYPARALLEL_SANITIZE`` (see scripts/sanitizers.py), ``PYPARALLEL_WHEEL_TORCH``.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 
 import setuptools
 from setuptools import Extension, setup
+from setuptools.command.egg_info import egg_info
 
 ROOT = Path(__file__).resolve().parent
 MODULE = "pyparallel.backend._C"
@@ -77,14 +78,26 @@ def versions() -> dict[str, Any]:
     return runpy.run_path(str(ROOT / "pyparallel" / "core" / "versions.py"))
 
 
-def requirements(torch_version: str | None) -> list[str]:
+def narrowed(requirements: list[str], torch_version: str | None) -> list[str]:
     """Return the dependencies of the sources, or of an extension for one torch."""
-    torch = f"torch>={versions()['OLDEST_TORCH']}"
-    if torch_version is not None:
-        major, minor = versions()["series"](torch_version)
-        torch = f"torch=={major}.{minor}.*"
-    # Defaults of type variables. torch requires this package too.
-    return [torch, "optree>=0.13,<1", "typing_extensions>=4.12,<5"]
+    if torch_version is None:
+        return requirements
+    major, minor = versions()["series"](torch_version)
+    others = [each for each in requirements if not re.match(r"torch\b(?!-)", each)]
+    return [f"torch=={major}.{minor}.*", *others]
+
+
+class Metadata(egg_info):
+    """Write the dependencies of the extension that is built."""
+
+    def run(self) -> None:
+        """Write the metadata."""
+        if INSTALLING.intersection(sys.argv):
+            listed = list(self.distribution.install_requires)
+            pinned = narrowed(listed, installed_torch())
+            self.distribution.install_requires = pinned
+            self.distribution.metadata.install_requires = pinned
+        super().run()
 
 
 def installed_torch() -> str | None:
@@ -93,6 +106,12 @@ def installed_torch() -> str | None:
         return importlib.metadata.version("torch")
     except importlib.metadata.PackageNotFoundError:
         return None
+
+
+def local_version(env: Mapping[str, str]) -> dict[str, Any]:
+    """Return the options that add the torch of a published wheel to its version."""
+    torch = env.get("PYPARALLEL_WHEEL_TORCH")
+    return {"egg_info": {"tag_build": f"+torch{torch}"}} if torch else {}
 
 
 def nvcc_candidates(env: Mapping[str, str], site: Path) -> list[str]:
@@ -335,16 +354,12 @@ def main() -> None:
         raise SystemExit(OLD_SETUPTOOLS.format(version=setuptools.__version__))
     if wanted == "python":
         print_table({"kind": "python", "reason": "PYPARALLEL_BUILD=python"})
-        setup(
-            options={"build": {"build_base": "build/python"}},
-            install_requires=requirements(None),
-        )
+        setup(options={"build": {"build_base": "build/python"}})
     else:
-        installs = INSTALLING.intersection(sys.argv)
-        setup(
-            install_requires=requirements(installed_torch() if installs else None),
-            **(native() if COMPILING.intersection(sys.argv) else {}),
-        )
+        built = native() if COMPILING.intersection(sys.argv) else {}
+        options = {**built.pop("options", {}), **local_version(os.environ)}
+        commands = {**built.pop("cmdclass", {}), "egg_info": Metadata}
+        setup(options=options, cmdclass=commands, **built)
 
 
 if __name__ == "__main__":

@@ -24,7 +24,10 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 #: Tracked, but useful in a checkout only.
-NOT_IN_SDIST = (".ci/", ".gitignore", ".pre-commit-config.yaml")
+NOT_IN_SDIST = (
+    *(".ci/", ".devcontainer/", ".github/", ".editorconfig", ".gitattributes"),
+    *(".gitignore", ".pre-commit-config.yaml", ".readthedocs.yaml"),
+)
 #: Created by setuptools.
 MADE = re.compile(r"PKG-INFO|setup\.cfg|pyparallel_torch\.egg-info/.*")
 EXTENSION = re.compile(r"pyparallel/backend/_C\.[\w.-]+\.(so|json)")
