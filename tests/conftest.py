@@ -25,6 +25,8 @@ import pytest
 import torch
 from hypothesis import settings
 
+#: As in `make test`. A marker or a path on the command line chooses other tests.
+QUICK = "not slow and not peers and not python_optimized"
 NO_GPU = f"needs a visible NVIDIA GPU; torch {torch.__version__} sees none"
 
 
@@ -56,6 +58,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     gpu_run.configure(config)
+    everything = config.args_source is config.ArgsSource.TESTPATHS
+    if everything and not config.option.markexpr:
+        config.option.markexpr = QUICK  # plain `pytest`, as contributors type it
     if fake_cuda.active:
         from fake_cuda_plugin import FakeCuda
 

@@ -12,7 +12,7 @@ import torch
 
 pytestmark = [pytest.mark.peers, pytest.mark.slow]
 
-loader = importlib.import_module("benchmarks.loader.__main__")
+loader = importlib.import_module("benchmarks.loader")
 parallel_cases = importlib.import_module("benchmarks.parallel_cases")
 
 
@@ -27,7 +27,7 @@ RUNS: dict[str, tuple[str, str, set[str]]] = {
         "cpu",
         {case.title for case in command("cases").cases(True)},
     ),
-    "loader.__main__": (
+    "loader": (
         "--workers 1",
         "loader-cpu",
         {case.title for case in loader.cases(True, [1])},

@@ -13,7 +13,8 @@ import torch.utils.data
 
 from pyparallel import DataLoader, PreDataLoader
 
-from .epochs import (
+from .loader_cases import Comparison, Goal
+from .loader_epochs import (
     Counted,
     Epochs,
     Items,
@@ -22,7 +23,6 @@ from .epochs import (
     peer,
     per_batch,
 )
-from .images import Comparison, Goal
 
 BY_TORCH = "torch's loader"
 #: Ours with fewer workers, and without `PreDataLoader`.

@@ -12,10 +12,12 @@ import torch.utils.data
 
 from pyparallel import DataLoader, PreDataLoader
 
-from .._harness import Record
-from ..case import Effort
-from ..loader.epochs import Counted, Epochs, peer
-from ..loader.overlap import (
+from ._harness import Record
+from .case import Effort
+from .gpu_case import Goal, GpuCase, measure_epochs
+from .gpu_target import DryRun
+from .loader_epochs import Counted, Epochs, peer
+from .loader_overlap import (
     COMPUTE,
     DATA,
     FETCH,
@@ -26,8 +28,6 @@ from ..loader.overlap import (
     step_alone,
     with_step,
 )
-from .case import Goal, GpuCase, measure_epochs
-from .target import DryRun
 
 _BATCH = 4
 #: The time for data in steps, for the case where no prefetching can hide it.

@@ -1,1 +1,0 @@
-"""One GPU: transfers, kernels, pinned rings and the prefetcher beside peers."""

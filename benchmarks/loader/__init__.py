@@ -1,1 +1,0 @@
-"""Loaders: batches on their way from workers to a training step."""
