@@ -14,7 +14,7 @@ import functools
 import os
 import re
 import sys
-import weakref
+from collections.abc import Callable
 from multiprocessing import reduction
 from typing import Any, NamedTuple
 
@@ -110,47 +110,37 @@ def attach(fd: int, nbytes: int) -> torch.Tensor:
     return result.set_(storage)  # type: ignore[no-any-return]  # not in torch's stubs
 
 
-def picklable_descriptor(fd: int) -> Any:
-    """Return an object that carries a descriptor in a pickle to another process.
+class SharedMemory(NamedTuple):
+    """New shared memory, which can be pickled once for another process.
 
-    The receiver calls ``detach()`` on it once and closes the returned descriptor.
+    Attributes:
+        descriptor: ``detach()`` returns the descriptor there, which the caller closes.
+        nbytes: the size.
     """
-    return reduction.DupFd(fd)
-
-
-class SharedBufferHandle(NamedTuple):
-    """A reference to shared memory that can be pickled for another process."""
 
     descriptor: Any
     nbytes: int
 
 
-class SharedBuffer:
-    """A tensor in new shared memory, which is sent to another process once.
+def write_new(nbytes: int, write: Callable[[torch.Tensor], Any]) -> SharedMemory:
+    """Let a function write new memory, ``torch.uint8`` ``(nbytes,)``, and return it.
 
     Raises:
         OSError: no file descriptor or no memory is left.
     """
-
-    def __init__(self, nbytes: int) -> None:
-        self._fd = create(nbytes)
-        # Also after an error of a caller that has not sent it.
-        self._close = weakref.finalize(self, os.close, self._fd)
-        reserve(self._fd, 0, nbytes)
-        self.bytes: torch.Tensor = attach(self._fd, nbytes)
-
-    def send(self) -> SharedBufferHandle:
-        """Release the memory in this process and return a handle for `receive`."""
-        handle = SharedBufferHandle(picklable_descriptor(self._fd), self.bytes.numel())
-        self._close()
-        del self.bytes
-        return handle
-
-
-def receive(handle: SharedBufferHandle) -> torch.Tensor:
-    """Map memory that another process sent, as ``torch.uint8`` ``(nbytes,)``."""
-    fd = handle.descriptor.detach()
+    fd = create(nbytes)
     try:
-        return attach(fd, handle.nbytes)
+        reserve(fd, 0, nbytes)
+        write(attach(fd, nbytes))
+        return SharedMemory(reduction.DupFd(fd), nbytes)
+    finally:
+        os.close(fd)
+
+
+def receive(memory: SharedMemory) -> torch.Tensor:
+    """Map memory that another process sent, as ``torch.uint8`` ``(nbytes,)``."""
+    fd = memory.descriptor.detach()
+    try:
+        return attach(fd, memory.nbytes)
     finally:
         os.close(fd)

@@ -19,11 +19,11 @@ from .. import backend
 from .ring import RingMemory, Slab
 from .serialization import (
     Message,
-    ReceivedBatch,
     RingMiss,
     collect,
     move_out_of_ring,
     place,
+    receive,
 )
 
 #: The most bytes of tensors that travel in a message.
@@ -166,6 +166,4 @@ def unpack(body: Any) -> tuple[Any, bool]:
     """
     if body[:1] != pickle.PROTO:
         return backend.decode(body), False
-    received = ReceivedBatch(*pickle.loads(body))
-    has_others = received.message.unsupported or received.message.buffers
-    return received.deserialize(), received.is_pinned and not has_others
+    return receive(Message(*pickle.loads(body)))

@@ -33,6 +33,7 @@ import os
 import uuid
 import weakref
 from collections.abc import Sequence
+from multiprocessing import reduction
 from typing import Any, Protocol
 
 import torch
@@ -84,8 +85,8 @@ class RingMemory:
 
     def __reduce__(self) -> Any:
         # Called only while a worker is started: its arguments carry the descriptor.
-        descriptor = memfd.picklable_descriptor(self.fd)
-        return _attach, (descriptor, self.name, self.num_slabs, self.slab_nbytes)
+        fd = reduction.DupFd(self.fd)
+        return _attach, (fd, self.name, self.num_slabs, self.slab_nbytes)
 
     def mapped_here(self) -> RingMemory:
         """Return the memory as mapped by this process; map it in a forked worker.

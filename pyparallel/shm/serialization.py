@@ -16,7 +16,7 @@ import math
 import pickle
 import sys
 from collections import ChainMap
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.reduction import ForkingPickler
 from typing import Any, NamedTuple
 
@@ -73,7 +73,7 @@ class Message(NamedTuple):
         miss: the reason why the batch is not in the ring, or None.
     """
 
-    location: SlabLocation | memfd.SharedBufferHandle | bytes | None
+    location: SlabLocation | memfd.SharedMemory | bytes | None
     body: bytes
     plan: Any
     order: tuple[int, ...] | None
@@ -88,72 +88,57 @@ class Message(NamedTuple):
         return isinstance(self.location, SlabLocation)
 
 
-_NOT_DESERIALIZED = object()
+def receive(message: Message) -> tuple[Any, bool]:
+    """Return the batch of a message, and whether all its tensors are in pinned memory.
 
-
-class ReceivedBatch:
-    """A batch that the parent received.
-
-    Its slab is free again when this object and all tensors of the batch are gone.
+    Its tensors are views of the slab, which is free again when all of them are gone.
     """
+    sent = message.unsupported
+    unsupported = [] if sent is None else pickle.loads(sent)
+    to_device.release_done()  # free slabs whose last copy to a device is done
+    leaves, is_pinned = _leaves(message)
+    is_pinned = is_pinned and not (unsupported or message.buffers)
 
-    def __init__(self, *message: Any) -> None:
-        self.message: Message = Message(*message)
-        self.is_pinned: bool = False
-        self._batch: Any = _NOT_DESERIALIZED
-        unsupported, location = self.message.unsupported, self.message.location
-        self._unsupported = pickle.loads(unsupported) if unsupported is not None else []
-        self._bytes = _no_bytes()
-        to_device.release_done()  # free slabs whose last copy to a device is done
-        if isinstance(location, SlabLocation):
-            ring = ring_module.find(location.ring)
-            self._bytes = ring.adopt(*location[1:])
-            self.is_pinned = ring.is_pinned(location.slab)
-        elif isinstance(location, memfd.SharedBufferHandle):
-            self._bytes = memfd.receive(location)
+    def tensor(number: int) -> Any:
+        return leaves[number] if number >= 0 else unsupported[-1 - number]
 
-    def deserialize(self) -> Any:
-        """Return the batch, with tensors that are views of the slab."""
-        if self._batch is _NOT_DESERIALIZED:
-            self._batch = self._unpickle()
-        return self._batch
+    def storage(number: int, dtype: torch.dtype | None) -> Any:
+        found = tensor(number)
+        if isinstance(found, torch.Tensor):
+            flat = found.untyped_storage()
+            if flat.nbytes() != found.nbytes:  # it has the bytes of others, too
+                flat = found.clone().untyped_storage()
+            found = flat
+        if dtype is None:
+            return found
+        return torch.TypedStorage(wrap_storage=found, dtype=dtype, _internal=True)
 
-    def _unpickle(self) -> Any:
-        message = self.message
-        leaves: list[torch.Tensor] = []
-        if message.plan is not None:
-            leaves = backend.views(self._bytes, message.plan)
-        elif isinstance(message.location, bytes):
-            leaves = backend.decode(message.location)
-        if message.order is not None:
-            leaves = [leaves[index] for index in message.order]
-        for number, order in message.permuted.items():
-            inverse = sorted(range(len(order)), key=order.__getitem__)
-            leaves[number] = leaves[number].permute(inverse)
-        buffers = [leaves[number].numpy() for number in message.buffers]
-        unsupported = self._unsupported
-
-        def tensor(number: int) -> Any:
-            return leaves[number] if number >= 0 else unsupported[-1 - number]
-
-        def storage(number: int, dtype: torch.dtype | None) -> Any:
-            found = tensor(number)
-            if isinstance(found, torch.Tensor):
-                flat = found.untyped_storage()
-                if flat.nbytes() != found.nbytes:  # it has the bytes of others, too
-                    flat = found.clone().untyped_storage()
-                found = flat
-            if dtype is None:
-                return found
-            return torch.TypedStorage(wrap_storage=found, dtype=dtype, _internal=True)
-
-        self._bytes = _no_bytes()  # the views keep the slab alive
-        names = {"tensor_placeholder": tensor, "storage_placeholder": storage}
-        return _Unpickler(message.body, names, buffers).load()
+    names = {"tensor_placeholder": tensor, "storage_placeholder": storage}
+    buffers = [leaves[number].numpy() for number in message.buffers]
+    return _Unpickler(message.body, names, buffers).load(), is_pinned
 
 
-def _no_bytes() -> torch.Tensor:
-    return torch.empty(0, dtype=torch.uint8, device="cpu")
+def _leaves(message: Message) -> tuple[list[torch.Tensor], bool]:
+    """Return the tensors by number, and whether their memory is pinned."""
+    location, is_pinned = message.location, False
+    memory = torch.empty(0, dtype=torch.uint8, device="cpu")
+    if isinstance(location, SlabLocation):
+        ring = ring_module.find(location.ring)
+        memory = ring.adopt(*location[1:])
+        is_pinned = ring.is_pinned(location.slab)
+    elif isinstance(location, memfd.SharedMemory):
+        memory = memfd.receive(location)
+    leaves: list[torch.Tensor] = []
+    if message.plan is not None:
+        leaves = backend.views(memory, message.plan)
+    elif isinstance(location, bytes):
+        leaves = backend.decode(location)
+    if message.order is not None:
+        leaves = [leaves[index] for index in message.order]
+    for number, order in message.permuted.items():
+        inverse = sorted(range(len(order)), key=order.__getitem__)
+        leaves[number] = leaves[number].permute(inverse)
+    return leaves, is_pinned
 
 
 class _Unpickler(pickle.Unpickler):
@@ -184,9 +169,9 @@ def storage_placeholder(number: int, dtype: torch.dtype | None) -> Any:
 
 
 def tensor_placeholder(number: int) -> Any:
-    """Represent a tensor in a pickle; `ReceivedBatch.deserialize` replaces it."""
+    """Represent a tensor in a pickle; `receive` replaces it."""
     raise pickle.UnpicklingError(
-        f"tensor {number} of a pickled batch is missing. Use ReceivedBatch to unpickle."
+        f"tensor {number} of a pickled batch is missing. Use `receive` to unpickle."
     )
 
 
@@ -345,7 +330,7 @@ def place(
 ) -> Message:
     """Write leaves into a slab, or into new memory, and return the message."""
     tensors = leaves.packed
-    location: SlabLocation | memfd.SharedBufferHandle | None = None
+    location: SlabLocation | memfd.SharedMemory | None = None
     plan, order = None, None
     if tensors and slab is not None:
         plan, order = _write_to_slab(tensors, slab)
@@ -364,9 +349,9 @@ def place(
         plan = backend.plan_slab(tensors)
         miss = miss and miss._replace(nbytes=miss.nbytes or plan.nbytes)
         if plan.nbytes:
-            shared = _new_shared_buffer(plan.nbytes)
-            backend.pack(shared.bytes, tensors, plan)
-            location = shared.send()
+            location = _write_new(
+                plan.nbytes, lambda memory: backend.pack(memory, tensors, plan)
+            )
     return leaves.message(location, body, plan, order, miss if tensors else None)
 
 
@@ -377,10 +362,13 @@ def move_out_of_ring(message: Message, slab: Slab) -> Message:
     must not overwrite it.
     """
     nbytes = message.plan.nbytes
-    shared = _new_shared_buffer(nbytes)
-    shared.bytes.copy_(slab.leading_bytes(nbytes))
-    slab.clear_gaps(shared.bytes)
-    return message._replace(location=shared.send(), miss=RingMiss("kept", nbytes))
+
+    def write(memory: torch.Tensor) -> None:
+        memory.copy_(slab.leading_bytes(nbytes))
+        slab.clear_gaps(memory)
+
+    location = _write_new(nbytes, write)
+    return message._replace(location=location, miss=RingMiss("kept", nbytes))
 
 
 def _write_to_slab(
@@ -456,9 +444,9 @@ def _shift_plan(plan: Any, start: int) -> Any:
     return backend.SlabPlan(offsets, plan.shapes, plan.dtypes, start + plan.nbytes)
 
 
-def _new_shared_buffer(nbytes: int) -> memfd.SharedBuffer:
+def _write_new(nbytes: int, write: Callable[[torch.Tensor], Any]) -> memfd.SharedMemory:
     try:
-        return memfd.SharedBuffer(nbytes)
+        return memfd.write_new(nbytes, write)
     except OSError as error:
         raise RuntimeError(
             f"DataLoader: a batch must get {nbytes} bytes of shared memory, but "

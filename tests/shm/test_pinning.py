@@ -132,7 +132,7 @@ def test_a_slab_that_grows_is_unpinned_and_pinned_again() -> None:
 def test_all_is_unlocked_when_the_ring_dies_after_all_marks() -> None:
     lock = Lock()
     ring, worker = ring_with(lock, 3)
-    batches = [worker.make(samples()).deserialize() for _ in range(3)]
+    batches = [worker.make(samples()).batch for _ in range(3)]
     late = batches.pop()
     del late, ring, worker
     gc.collect()
@@ -168,7 +168,7 @@ def leaked(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 def test_a_slab_that_a_graph_reads_is_never_used_again(leaked: list[Any]) -> None:
     lock = Lock()
     ring, worker = ring_with(lock)
-    batch = worker.make(samples()).deserialize()
+    batch = worker.make(samples()).batch
     lock.captured.add(ring.slab_address(0))
     del batch
     for _ in range(3):
@@ -235,7 +235,7 @@ def test_slabs_are_pinned_once_as_long_as_a_loader_exists(
 def test_a_fence_that_cannot_be_queried_keeps_its_slab() -> None:
     lock = Lock()
     ring, worker = ring_with(lock)
-    worker.make(samples()).deserialize()
+    worker.make(samples())
     lock.marks[0].error = RuntimeError("the device failed")
     with pytest.raises(RuntimeError, match="the device failed"):
         to_device.release_done()
@@ -265,7 +265,7 @@ def test_a_slab_that_could_not_be_pinned_is_not_tried_again() -> None:
     for _ in range(3):
         received = worker.make(samples())
         assert not received.is_pinned
-        assert received.deserialize().sum() == 8
+        assert received.batch.sum() == 8
         del received
         assert ring.holders() == [FREE, FREE]
     assert lock.calls == [("pin", 2 << 20)] and not lock.marks
@@ -287,7 +287,7 @@ def test_an_error_of_the_device_does_not_cost_a_slab() -> None:
 def test_a_forked_child_neither_waits_nor_unlocks() -> None:
     lock = Lock()
     ring, worker = ring_with(lock)
-    batch = worker.make(samples()).deserialize()
+    batch = worker.make(samples()).batch
     child = os.fork()
     if not child:
         code = 1

@@ -132,7 +132,7 @@ def batch_of(worker: Worker, value: float) -> list[torch.Tensor]:
     """Return a new batch as the only reference to it."""
     received = worker.make([torch.full(SHAPE[1:], value)] * SHAPE[0])
     assert received.is_pinned
-    return [received.deserialize()]
+    return [received.batch]
 
 
 @pytest.mark.parametrize("way", WAYS)

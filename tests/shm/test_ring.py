@@ -16,13 +16,13 @@ import loader_sets
 import process_resources
 import pytest
 import torch
-from ring_workers import WORKER, Worker, whole
+from ring_workers import WORKER, Received, Worker, whole
 
 import pyparallel
 from pyparallel import backend
 from pyparallel.batch import allocation
 from pyparallel.shm.ring import FREE, PARENT, Ring
-from pyparallel.shm.serialization import ReceivedBatch, SlabLocation
+from pyparallel.shm.serialization import SlabLocation
 from pyparallel.transfer import debug
 
 pytestmark = [pytest.mark.asan, pytest.mark.tsan]
@@ -33,7 +33,7 @@ def test_a_signal_while_a_batch_is_dropped_does_not_cost_its_slab(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     ring = Ring(1, 1 << 16)
-    batch = Worker(ring, torch.stack).make([torch.ones(3)]).deserialize()
+    batch = Worker(ring, torch.stack).make([torch.ones(3)]).batch
     release, calls = ring.release, []
 
     def interrupted(slab: int, holder: int) -> None:
@@ -55,12 +55,12 @@ def test_a_signal_while_a_batch_is_dropped_does_not_cost_its_slab(
 def test_a_batch_outlives_its_ring_and_its_message_is_refused_after() -> None:
     ring = Ring(1, 1 << 16)
     worker = Worker(ring, torch.stack)
-    batch = worker.make([torch.ones(3)]).deserialize()
+    batch = worker.make([torch.ones(3)]).batch
     del ring, worker
     gc.collect()
     assert batch.tolist() == [[1, 1, 1]]
     with pytest.raises(RuntimeError) as caught:
-        ReceivedBatch(*WITHOUT_RING)
+        Received(*WITHOUT_RING)
     assert str(caught.value) == (
         "a batch must be received in the process of its DataLoader while the "
         "DataLoader exists, but its ring is not in this process. Keep the DataLoader, "
@@ -91,7 +91,7 @@ def test_a_slab_uses_at_most_its_stride(monkeypatch: Any) -> None:
 
 def test_a_slab_is_free_when_the_last_view_dies_in_any_thread() -> None:
     ring = Ring(1, 1 << 16)
-    batch = Worker(ring, torch.stack).make([torch.arange(6.0)] * 2).deserialize()
+    batch = Worker(ring, torch.stack).make([torch.arange(6.0)] * 2).batch
     view = batch[1].view(2, 3).t()[1:]
     del batch
     assert ring.holders() == [PARENT]
@@ -129,7 +129,7 @@ def test_without_memory_for_a_slab_a_batch_uses_other_memory(monkeypatch: Any) -
     received = Worker(ring, pyparallel.collate).make([torch.ones(200_000)])
     assert received.message.miss == ("memory", 800_000)
     assert refused
-    assert received.deserialize().sum() == 200_000
+    assert received.batch.sum() == 200_000
     assert ring.holders() == [FREE, FREE]
 
 
@@ -141,7 +141,7 @@ def test_a_batch_is_too_large_for_a_slab_that_other_memory_was_taken_of() -> Non
 
     worker = Worker(ring, collate_fn)
     received = worker.make([torch.ones(200_000)])
-    assert received.deserialize().unique().tolist() == [2]
+    assert received.batch.unique().tolist() == [2]
     assert received.message.miss is not None
     reason, nbytes = received.message.miss
     assert (reason, nbytes) == ("large", 1_600_000)
@@ -205,7 +205,7 @@ def test_a_full_ring_is_a_miss_that_knows_its_size() -> None:
     first = worker.make([torch.ones(3)])
     second = worker.make([torch.ones(5)])
     assert (first.message.miss, second.message.miss) == (None, ("full", 64))
-    assert second.deserialize().tolist() == [[1.0] * 5]
+    assert second.batch.tolist() == [[1.0] * 5]
 
 
 class Keeping:
@@ -230,10 +230,10 @@ def test_a_tensor_that_a_worker_keeps_is_not_overwritten() -> None:
     first = worker.make(samples)
     assert first.message.miss is not None and first.message.miss.reason == "kept"
     assert ring.holders() == [worker.holder, FREE]
-    assert first.deserialize()["small"].tolist() == [7, 7, 7]
+    assert first.batch["small"].tolist() == [7, 7, 7]
     second = worker.make(samples)
     assert second.message.miss is None
-    assert second.deserialize()["other"].unique().tolist() == [5]
+    assert second.batch["other"].unique().tolist() == [5]
     worker.collate_fn = torch.stack
     assert ring.holders()[0] == FREE
 
@@ -244,7 +244,7 @@ def test_no_byte_of_an_earlier_batch_can_be_reached(kept: bool, used: bool) -> N
     ring = Ring(1, 1 << 20)
     secret = torch.full((1 << 18,), 0x5E, dtype=torch.uint8)
     worker = Worker(ring, torch.stack)
-    assert whole(worker.make([secret]).deserialize()).count(0x5E) == secret.numel()
+    assert whole(worker.make([secret]).batch).count(0x5E) == secret.numel()
     cache = []
 
     def collate_fn(samples: Any) -> Any:
@@ -258,7 +258,7 @@ def test_no_byte_of_an_earlier_batch_can_be_reached(kept: bool, used: bool) -> N
 
     worker.collate_fn = collate_fn
     received = worker.make(None)
-    batch = received.deserialize()
+    batch = received.batch
     assert received.message.is_in_ring is not kept
     assert all(tensor.unique().tolist() == [1] for tensor in batch)
     assert 0x5E not in whole(batch[0])
@@ -338,7 +338,7 @@ def stale(tensor: torch.Tensor) -> Any:
 def test_a_write_to_a_free_slab_is_found_when_it_is_claimed() -> None:
     ring = Ring(2, 1 << 16)
     worker = Worker(ring, torch.stack)
-    batch = worker.make([torch.ones(4)]).deserialize()
+    batch = worker.make([torch.ones(4)]).batch
     memory = stale(batch)
     assert bytes(memory) == torch.ones(4).numpy().tobytes()
     del batch
@@ -410,7 +410,7 @@ def test_a_write_of_the_parent_to_any_byte_outside_of_the_tensors_is_found(
     samples = [torch.arange(20.0)]
 
     def make(worker: Worker) -> Any:
-        batch = worker.make(samples).deserialize()
+        batch = worker.make(samples).batch
         return [batch] if isinstance(batch, torch.Tensor) else batch
 
     first, nbytes, tensors = slab_of(make(Worker(Ring(1, 1 << 16), collate_fn)))
@@ -508,7 +508,7 @@ def test_the_gaps_of_a_batch_that_leaves_the_ring_are_zeros() -> None:
 
     received = Worker(Ring(1, 1 << 16), collate_fn).make(None)
     assert not received.message.is_in_ring
-    batch = received.deserialize()
+    batch = received.batch
     first, nbytes, tensors = slab_of(batch)
     shown = whole(batch[0])
     places = [byte - first for byte in beyond(first, nbytes, tensors)]

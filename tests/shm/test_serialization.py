@@ -10,19 +10,18 @@ import numpy as np
 import pytest
 import torch
 from loader_sets import Scene, num_fds, same
-from ring_workers import Worker, send
+from ring_workers import Received, Worker, send
 
 import pyparallel
 from pyparallel.batch import allocation
 from pyparallel.shm import memfd, serialization
 from pyparallel.shm.messages import LazySlab
 from pyparallel.shm.ring import FREE, Ring
-from pyparallel.shm.serialization import ReceivedBatch
 
 HOLDER = 2
 
 
-def through(ring: Ring | None, make: Any) -> tuple[Any, ReceivedBatch]:
+def through(ring: Ring | None, make: Any) -> tuple[Any, Received]:
     """Return a worker's batch, and the received batch."""
     lazy = LazySlab(ring, HOLDER, -1)
     with allocation.allocate_from(lazy):
@@ -37,7 +36,7 @@ def test_a_tensor_at_two_places_is_one_and_two_views_are_two() -> None:
     base = torch.arange(100.0)
     scene = Scene(1)
     batch, received = through(ring, lambda: [base, {"x": base}, base[10:], scene])
-    opened = received.deserialize()
+    opened = received.batch
     assert opened[0] is opened[1]["x"]
     assert opened[3].image is opened[3].again
     assert same(opened, batch)
@@ -48,7 +47,7 @@ def test_a_tensor_at_two_places_is_one_and_two_views_are_two() -> None:
 def test_an_expanded_tensor_is_sent_in_its_stored_size() -> None:
     wide = torch.tensor([3.0]).expand(1 << 22)
     _, received = through(Ring(1, 1 << 20), lambda: [wide, torch.ones(2)])
-    arrived, beside = received.deserialize()
+    arrived, beside = received.batch
     assert arrived.shape == wide.shape and arrived[-1] == 3 and beside.sum() == 2
     nbytes = arrived.untyped_storage().nbytes()
     assert nbytes == 4
@@ -70,23 +69,21 @@ def test_tensors_in_the_slab_are_not_copied(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(serialization.backend, "pack", record)
     batch, received = through(ring, make)
     assert packed == [[(3,), (2, 70), (2, 2)]]
-    assert same(received.deserialize(), batch)
-    assert received.deserialize()[1].data_ptr() == batch[1].data_ptr()
+    assert same(received.batch, batch)
+    assert received.batch[1].data_ptr() == batch[1].data_ptr()
 
 
 @pytest.mark.parametrize("values", [torch.arange(5), torch.empty(0, 3)])
 def test_a_default_device_does_not_matter(values: torch.Tensor) -> None:
     _, received = through(None, lambda: [values])
     with torch.device("meta"):
-        (arrived,) = received.deserialize()
+        (arrived,) = received.batch
     assert same(arrived, values)
 
 
 def test_fresh_memory_keeps_no_descriptor_on_either_side() -> None:
     def there_and_back(value: int) -> torch.Tensor:
-        fresh = memfd.SharedBuffer(64)
-        fresh.bytes.fill_(value)
-        return memfd.receive(fresh.send())
+        return memfd.receive(memfd.write_new(64, lambda memory: memory.fill_(value)))
 
     there_and_back(0)  # starts what multiprocessing has for all that is sent
     resource_sharer.stop(10)  # it closes its remaining descriptors
@@ -106,7 +103,7 @@ def test_where_there_are_no_slabs_all_is_sent_as_torch_does(
     _, received = through(None, lambda: batch)
     message = received.message
     assert message.location is None and message.unsupported is not None
-    assert same(received.deserialize(), batch)
+    assert same(received.batch, batch)
 
 
 def test_a_batch_that_cannot_be_pickled_raises_the_error_of_pickle() -> None:
@@ -116,14 +113,13 @@ def test_a_batch_that_cannot_be_pickled_raises_the_error_of_pickle() -> None:
     assert ring.holders() == [FREE]
 
 
-def test_a_message_is_deserialized_once_and_only_with_its_tensors() -> None:
+def test_a_message_is_unpickled_only_with_its_tensors() -> None:
     ring = Ring(1, 1 << 12)
     _, received = through(ring, lambda: [torch.ones(2)])
-    assert received.deserialize() is received.deserialize()
     with pytest.raises(pickle.UnpicklingError) as caught:
         pickle.loads(received.message.body)
     assert (
         str(caught.value)
-        == "tensor 0 of a pickled batch is missing. Use ReceivedBatch to unpickle."
+        == "tensor 0 of a pickled batch is missing. Use `receive` to unpickle."
     )
     assert serialization.tensor_placeholder.__doc__

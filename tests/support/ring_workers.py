@@ -11,18 +11,26 @@ from pyparallel import backend
 from pyparallel.batch import allocation
 from pyparallel.shm.messages import LazySlab, pack
 from pyparallel.shm.ring import Ring
-from pyparallel.shm.serialization import ReceivedBatch
+from pyparallel.shm.serialization import Message, receive
 from pyparallel.workers import descriptors
 
 WORKER = 2
 
 
-def send(held: list[Any], lazy: LazySlab) -> ReceivedBatch:
+class Received:
+    """A message, and its batch."""
+
+    def __init__(self, *message: Any) -> None:
+        self.message = Message(*message)
+        self.batch, self.is_pinned = receive(self.message)
+
+
+def send(held: list[Any], lazy: LazySlab) -> Received:
     """Pack a batch as a worker does, and receive it."""
     with descriptors.sending() as sent:
         packed = pack(held, lazy)
     with descriptors.arriving(sent):
-        return ReceivedBatch(*pickle.loads(packed.body))
+        return Received(*pickle.loads(packed.body))
 
 
 class Worker:
@@ -32,7 +40,7 @@ class Worker:
         self.collate_fn = collate_fn
         self.ring, self.holder = ring, ring.new_holders(1)
 
-    def make(self, samples: Any) -> ReceivedBatch:
+    def make(self, samples: Any) -> Received:
         lazy = LazySlab(self.ring, self.holder, -1)
         try:
             with allocation.allocate_from(lazy):
