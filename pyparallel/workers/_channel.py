@@ -35,8 +35,10 @@ _SMALL_NBYTES = 1 << 14
 #: The most descriptors that Linux takes with one call.
 _MAX_DESCRIPTORS = 253
 _CONTROL_NBYTES = socket.CMSG_SPACE(_MAX_DESCRIPTORS * array.array("i").itemsize)
-#: New descriptors must not reach other programs. Only Linux has the flag.
-_CLOEXEC = getattr(socket, "MSG_CMSG_CLOEXEC", 0)
+#: New descriptors must not reach other programs. Only Linux has the flag. Flags of
+#: `enum` would be slower than integers.
+_CLOEXEC = int(getattr(socket, "MSG_CMSG_CLOEXEC", 0))
+_TRUNCATED = int(socket.MSG_CTRUNC)
 #: The wait of a sender until the system delivers some of the descriptors on their way.
 _FULL_SECONDS = 0.01
 
@@ -76,8 +78,10 @@ class Channel:
         parts = [_HEADER.pack(len(head), len(tail), len(descriptors)), head, tail]
         if descriptors or len(tail) <= _SMALL_NBYTES:
             parts = [b"".join(parts)]
+            if not descriptors and not self._unsent:  # one call is enough for most
+                parts = [parts[0][self._write(parts[0]) :]]
         # Copies, because the caller may change its memory.
-        views = [memoryview(bytes(part)) for part in parts]
+        views = [memoryview(bytes(part)) for part in parts if part]
         for first in range(0, len(descriptors), _MAX_DESCRIPTORS):
             # Each group travels with one more byte.
             group = descriptors[first : first + _MAX_DESCRIPTORS]
@@ -90,18 +94,8 @@ class Channel:
         """Send bytes that are left, as far as the socket accepts them."""
         while self._unsent:
             data, group = self._unsent[0]
-            rights: Any = ()
-            if group:
-                numbers = array.array("i", group)
-                rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, numbers)]
-            try:
-                sent = self._socket.sendmsg([data], rights)
-            except BlockingIOError:
-                return
-            except OSError as error:
-                if error.errno != errno.ETOOMANYREFS:
-                    raise
-                time.sleep(_FULL_SECONDS)
+            sent = self._write(data, group)
+            if not sent:
                 if self._socket.getblocking():
                     continue
                 return
@@ -109,6 +103,24 @@ class Channel:
             if sent < len(data):
                 self._unsent.appendleft((data[sent:], ()))
             fds.close(group)
+
+    def _write(
+        self, data: bytes | bytearray | memoryview, group: Sequence[int] = ()
+    ) -> int:
+        """Send bytes with descriptors. Return how many the socket accepted."""
+        try:
+            if not group:
+                return self._socket.send(data)
+            numbers = array.array("i", group)
+            rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, numbers)]
+            return self._socket.sendmsg([data], rights)
+        except BlockingIOError:
+            return 0
+        except OSError as error:
+            if error.errno != errno.ETOOMANYREFS:
+                raise
+            time.sleep(_FULL_SECONDS)
+            return 0
 
     def receive(self) -> Message | None:
         """Return the next message, None if it has not arrived yet.
@@ -152,7 +164,7 @@ class Channel:
             if not _CLOEXEC:
                 for fd in arrived:
                     os.set_inheritable(fd, False)
-        if flags & socket.MSG_CTRUNC:
+        if flags & _TRUNCATED:
             raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
         if not count:
             raise EOFError
@@ -164,7 +176,9 @@ class Channel:
         last = first + num_head
         self._start = last + num_tail
         head, tail = self._view[first:last], self._view[last : self._start]
-        descriptors = tuple(self._arrived.popleft() for _ in range(num_descriptors))
+        descriptors: Sequence[int] = ()
+        if num_descriptors:
+            descriptors = tuple(self._arrived.popleft() for _ in range(num_descriptors))
         if len(self._view) > _BUFFER_NBYTES:  # it is of this message alone
             self._renew_view(0)
             return head, tail, descriptors

@@ -55,9 +55,8 @@ class Workers:
         packs: whether an answer is a tuple of head, tail and descriptors, which its
             receiver closes. Otherwise it is the object that `Program.run` returned.
         processes: the processes, of `multiprocessing`. Empty without processes.
-        is_whole: whether an interrupt would lose nothing now. `send` and `receive` set
-            it to False, to True during a wait, and restore it. A caller that has more
-            to lose sets it to False for longer.
+        is_whole: whether an interrupt would lose nothing now. The caller sets it to
+            False for its calls. `receive` sets it to True during a wait.
     """
 
     packs: bool = False

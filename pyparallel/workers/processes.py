@@ -149,68 +149,63 @@ class ProcessWorkers(Workers):
 
     def send(self, worker: int, task: Any) -> None:
         """See `Workers.send`."""
-        self._run(self._send, worker, task)
+        self._check_process()
+        data, sent = _dump(task)
+        with self._lock:
+            each = self._workers[worker]
+            each.num_pending += 1
+            if each.has_ended:  # `receive` says so
+                descriptors.close(sent)
+                return
+            had_unsent = each.channel.has_unsent
+            try:
+                each.channel.send(b"t", data, sent)
+            except OSError:  # dead: a read says so
+                return
+            if each.channel.has_unsent != had_unsent:
+                self._watch(each)
 
     def receive(self, worker: int | None, timeout: float | None) -> tuple[int, Any]:
         """See `Workers.receive`."""
+        self._check_process()
         asked = self._workers if worker is None else [self._workers[worker]]
+        end = float("inf") if timeout is None else time.monotonic() + timeout
         try:
-            found: tuple[int, Any] = self._run(self._receive, asked, timeout)
+            with self._lock:
+                while (found := self._take(asked)) is None:
+                    self._raise_failure()
+                    left = min(_CHECK_SECONDS, end - time.monotonic())
+                    if left <= 0:
+                        raise TimeoutError
+                    self._wait(left)
+                return found
         except TimeoutError:
             raise
         except OSError:
             self.close()
             raise
-        return found
 
-    def _run(self, call: Callable[..., Any], *arguments: Any) -> Any:
-        """Call a function. Only an interrupt leaves `is_whole` changed."""
+    def _check_process(self) -> None:
         if os.getpid() != self._pid:
             raise RuntimeError(
                 "DataLoader: an iterator with workers must be used in the process that "
                 f"made it, pid {self._pid}, but this is pid {os.getpid()}, to which "
                 "its batches do not belong. Call iter() of the loader in this process."
             )
-        found, self.is_whole = self.is_whole, False
-        try:
-            result = call(*arguments)
-        except Exception:
-            self.is_whole = found
-            raise
-        self.is_whole = found
-        return result
 
-    def _send(self, number: int, task: Any) -> None:
-        data, sent = _dump(task)
-        with self._lock:
-            worker = self._workers[number]
-            worker.num_pending += 1
-            if worker.has_ended:  # `receive` says so
-                descriptors.close(sent)
-                return
-            had_unsent = worker.channel.has_unsent
-            with contextlib.suppress(OSError):
-                worker.channel.send(b"t", data, sent)
-            if worker.channel.has_unsent != had_unsent:
-                self._watch(worker)
+    def _take(self, asked: list[_Worker]) -> tuple[int, Any] | None:
+        """Return a worker's number and its answer, None if no answer has arrived.
 
-    def _receive(self, asked: list[_Worker], timeout: float | None) -> tuple[int, Any]:
-        end = float("inf") if timeout is None else time.monotonic() + timeout
-        with self._lock:
-            while True:
-                each = max(asked, key=_num_answers)
-                if not each.answers:  # no others: one call of the system is enough
-                    for each in asked:
-                        self._read(each, 1)
-                    each = max(asked, key=_num_answers)
+        All answers that were read go first, so no worker waits for ever.
+        """
+        for reads in (False, True):
+            for each in asked if reads else ():
+                self._read(each, 1)  # no more: one call of the system is enough
+            for each in asked:
                 if each.answers:
                     each.num_pending -= 1
                     return each.number, each.answers.popleft()
-                self._raise_failure()
-                left = min(_CHECK_SECONDS, end - time.monotonic())
-                if left <= 0:
-                    raise TimeoutError
-                self._wait(left)
+        return None
 
     def _raise_failure(self) -> None:
         """Raise an error if any worker has failed, or if the workers are closed."""
@@ -379,10 +374,6 @@ class ProcessWorkers(Workers):
             self.close()
 
 
-def _num_answers(worker: _Worker) -> int:
-    return len(worker.answers)
-
-
 def _num_cores() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
@@ -391,10 +382,12 @@ def _num_cores() -> int:
 
 def _dump(task: Any) -> tuple[bytes, list[int]]:
     """Return a task as bytes and descriptors."""
-    with contextlib.suppress(Exception):  # the general way may know how, or says why
+    try:
         data = pickle.dumps(task, pickle.HIGHEST_PROTOCOL)
-        if _GLOBAL not in data:  # plain data: there is nothing to pickle otherwise
-            return data, []
+    except Exception:  # the general way may know how, or says why
+        data = _GLOBAL
+    if _GLOBAL not in data:  # plain data: there is nothing to pickle otherwise
+        return data, []
     return descriptors.dump(task)
 
 
