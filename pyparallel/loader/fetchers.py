@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import math
+import operator
 import time
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
@@ -13,6 +15,7 @@ from torch.utils.data import Subset, default_collate
 
 from .. import backend
 from ..batch import allocation
+from ..core.cpu_time import CoreWait
 from ..core.torch_private import (
     data_collate,
     in_forward_ad,
@@ -68,48 +71,57 @@ class Source(NamedTuple):
 
 
 class Times:
-    """Measure the times of a batch until its samples are complete, and after that.
+    """Measure the parts of batches: the samples, the batch, and its message.
 
-    Three readings of the CPU clock take half as long as a small batch. So batches that
-    begin soon after a reading have the shares of CPU time of the last batch. If such a
-    batch takes long, its CPU time is that since the reading.
+    Readings of the CPU clock take half as long as a small batch. So batches that begin
+    soon after a reading have the shares of CPU time of the last batch. If such a batch
+    takes long, its CPU time is that since the reading.
 
     Args:
         cpu_clock: returns the CPU time of this process.
+        core_wait: measures the waits of this thread for a core, which are counted at
+            the readings of the CPU clock.
     """
 
-    def __init__(self, cpu_clock: Callable[[], float]) -> None:
-        self._cpu_clock, self._shares = cpu_clock, (0.0, 0.0)
+    def __init__(
+        self, cpu_clock: Callable[[], float], core_wait: CoreWait | None = None
+    ) -> None:
+        self._cpu_clock, self._core_wait = cpu_clock, core_wait
+        self._core_waited = core_wait.seconds() if core_wait else 0.0
         self._read_at, self._cpu = -math.inf, 0.0
+        self._shares: Iterable[float] = ()
 
     def begin(self) -> None:
         """Begin a batch."""
-        self._start = time.perf_counter()
-        self._reads = self._start - self._read_at > _CPU_SECONDS
-        if self._reads:
-            self._cpu_start = self._cpu_clock()
+        start = time.perf_counter()
+        self._ends = [start]
+        reads = start - self._read_at > _CPU_SECONDS
+        self._cpus = [self._cpu_clock()] if reads else []
 
-    def split(self) -> None:
-        """Note that the samples are complete."""
-        self._middle = time.perf_counter()
-        if self._reads:
-            self._cpu_middle = self._cpu_clock()
+    def end_part(self) -> None:
+        """Note the end of a part."""
+        self._ends.append(time.perf_counter())
+        if self._cpus:
+            self._cpus.append(self._cpu_clock())
 
-    def end(self) -> tuple[float, float, float, float]:
-        """Return the seconds of both parts, then their CPU seconds."""
-        end, middle = time.perf_counter(), self._middle
-        first, second = middle - self._start, end - middle
-        if self._reads or first + second > _CPU_SECONDS:
-            before, self._cpu, self._read_at = self._cpu, self._cpu_clock(), end
-            share = (self._cpu - before) / (first + second)
-            self._shares = share, share
-            if self._reads:
-                self._shares = (
-                    (self._cpu_middle - self._cpu_start) / first,
-                    (self._cpu - self._cpu_middle) / second,
-                )
-        shares = self._shares
-        return first, second, shares[0] * first, shares[1] * second
+    def end(self) -> tuple[tuple[float, ...], tuple[float, ...], float]:
+        """Return the seconds of all parts, their CPU seconds, and the waits."""
+        ends, cpus, waited = self._ends, self._cpus, 0.0
+        seconds = tuple(map(operator.sub, ends[1:], ends))
+        duration = ends[-1] - ends[0]
+        if cpus or duration > _CPU_SECONDS:
+            if cpus:
+                spent = map(operator.sub, cpus[1:], cpus)
+                self._shares = tuple(map(operator.truediv, spent, seconds))
+                self._cpu = cpus[-1]
+            else:
+                before, self._cpu = self._cpu, self._cpu_clock()
+                self._shares = itertools.repeat((self._cpu - before) / duration)
+            self._read_at = ends[-1]
+            if self._core_wait is not None:
+                before, self._core_waited = self._core_waited, self._core_wait.seconds()
+                waited = self._core_waited - before
+        return seconds, tuple(map(operator.mul, self._shares, seconds)), waited
 
 
 class _Fetcher:
@@ -135,7 +147,7 @@ class _Fetcher:
 
     def _collate(self, samples: Any) -> Any:
         """Return a batch. ``StopIteration`` would look like the end of the data."""
-        self._times.split()
+        self._times.end_part()
         if samples is NO_SAMPLES:
             return samples
         try:

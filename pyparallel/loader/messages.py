@@ -5,7 +5,6 @@ from __future__ import annotations
 import marshal
 import pickle
 import sys
-import time
 from typing import Any, NamedTuple
 
 import torch
@@ -13,7 +12,6 @@ from torch.overrides import TorchFunctionMode
 
 from .. import backend
 from ..batch import allocation, stack
-from ..core.cpu_time import CoreWait, cpu_seconds
 from ..core.torch_private import (
     data_collate,
     runs_in_python,
@@ -21,7 +19,7 @@ from ..core.torch_private import (
 )
 from ..core.tracing import span
 from ..shm import memfd
-from ..shm.messages import LazySlab, Packed, pack, unpack
+from ..shm.messages import LazySlab, pack, pack_small, unpack
 from ..shm.ring import RingMemory
 from ..shm.serialization import RingMiss
 from ..workers import descriptors
@@ -41,9 +39,6 @@ class Facts(NamedTuple):
         miss: the reason why they are not in the ring, or None.
     """
 
-    pack_seconds: float
-    pack_cpu_seconds: float
-    core_wait_seconds: float
     nbytes: int
     is_in_ring: bool
     is_pinned: bool
@@ -76,8 +71,6 @@ class BatchProgram:
         if self._ring is not None:
             self._ring = self._ring.mapped_here()
         self._packs = memfd.is_supported()
-        self._core_wait = CoreWait()
-        self._core_waited = self._core_wait.seconds()
         # torch's function would allocate shared memory for every tensor.
         functions = data_collate.default_collate_fn_map
         if functions.get(torch.Tensor) is data_collate.collate_tensor_fn:
@@ -89,16 +82,19 @@ class BatchProgram:
         slab = LazySlab(self._ring, self._holder, self._limit)
         with allocation.allocate_from(slab, packs=self._packs):
             answer = self._reader.run(task)
-        if answer.kind == BATCH:
-            held, answer = [answer.value], answer._replace(value=None)
+        kind, value, failures, report, _, location = answer
+        del answer  # see Note [references to a batch]
+        if kind == BATCH:
+            held = [value]
+            del value
             try:
-                return self._pack_batch(held, answer, slab)
+                return self._pack_batch(held, failures, report, slab)
             except Exception as error:  # it does not pickle, or has no memory
                 return self._pack_error(error)
         slab.release()
-        if answer.kind == ERROR:
-            return self._pack_error(answer.value, answer.location)
-        return Outgoing(_pack_head(answer))
+        if kind == ERROR:
+            return self._pack_error(value, location)
+        return Outgoing(_pack_head(kind, value, failures, report))
 
     def failed(self, error: Exception) -> Outgoing:
         """Return the answer to a task that cannot be unpickled."""
@@ -118,64 +114,57 @@ class BatchProgram:
             packed = pack_error(error, where, location)
         # The slab of a batch that failed is in use as long as frames refer to tensors.
         clear_frames(error)
-        head = _pack_head(Answer(ERROR, packed))
+        head = _pack_head(ERROR, packed)
         return Outgoing(head, ends=not isinstance(error, Exception))
 
-    def _pack_batch(self, held: list[Any], answer: Answer, slab: LazySlab) -> Outgoing:
-        start, cpu = time.perf_counter(), cpu_seconds()
-        with span("pyparallel.pack"), descriptors.sending() as sent:
-            packed = pack(held, slab)
+    def _pack_batch(
+        self, held: list[Any], failures: Any, report: bytes | None, slab: LazySlab
+    ) -> Outgoing:
+        sent: list[int] = []
+        with span("pyparallel.pack"):
+            packed = pack_small(held, slab)
+            if packed is None:
+                with descriptors.sending() as sent:
+                    packed = pack(held, slab)
         if packed.was_shared and not self._moves:
             self._moves = True
             self._reader.collate_in(_IntoSlab())
-        before, self._core_waited = self._core_waited, self._core_wait.seconds()
-        seconds = (
-            time.perf_counter() - start,
-            cpu_seconds() - cpu,
-            self._core_waited - before,
-        )
-        head = _pack_head(answer, seconds, packed, self._ring is not None)
+        miss = packed.miss
+        in_ring = miss is None and self._ring is not None and packed.nbytes > 0
+        facts = packed.nbytes, in_ring, miss and tuple(miss)
+        figures = self._reader.end_message()
+        head = _pack_head(BATCH, None, failures, report, (*figures, *facts))
         return Outgoing(head, packed.body, sent)
 
 
 def _pack_head(
-    answer: Answer,
-    seconds: tuple[float, ...] = (),
-    packed: Packed | None = None,
-    has_ring: bool = False,
+    kind: int,
+    value: Any,
+    failures: tuple[Any, ...] = (),
+    report: bytes | None = None,
+    measured: tuple[Any, ...] = (),
 ) -> bytes:
     """Return everything but the batch. `marshal` is ten times as fast as `pickle`."""
-    facts: Any = None
-    if packed is not None:
-        miss = packed.miss
-        in_ring = miss is None and has_ring and packed.nbytes > 0
-        facts = (*seconds, packed.nbytes, in_ring, miss and tuple(miss))
-    failures = pickle.dumps(answer.failures) if answer.failures else None
-    return marshal.dumps(
-        (answer.kind, answer.value, failures, answer.report, *answer.figures, facts)
-    )
+    left_out = pickle.dumps(failures) if failures else None
+    return marshal.dumps((kind, value, left_out, report, measured))
 
 
 def unpack_answer(
     head: bytes, tail: Any, sent: tuple[int, ...] = ()
 ) -> tuple[Answer, Facts | None]:
     """Return the answer of a message, and facts about the message of a batch."""
-    kind, value, failures, report, *figures, facts = marshal.loads(head)
-    failed = () if failures is None else pickle.loads(failures)
-    measured = Figures(*figures)
-    if facts is None:
-        return Answer(kind, value, failed, report, measured), None
+    kind, value, left_out, report, measured = marshal.loads(head)
+    failures = () if left_out is None else pickle.loads(left_out)
+    if not measured:
+        return Answer(kind, value, failures, report), None
     if sent:
         with descriptors.arriving(sent):
             batch, is_pinned = unpack(tail)
     else:
         batch, is_pinned = unpack(tail)
-    pack_seconds, pack_cpu_seconds, core_wait, nbytes, in_ring, miss = facts
-    miss = miss and RingMiss(*miss)
-    found = Facts(
-        pack_seconds, pack_cpu_seconds, core_wait, nbytes, in_ring, is_pinned, miss
-    )
-    return Answer(kind, batch, failed, report, measured), found
+    *figures, nbytes, in_ring, miss = measured
+    facts = Facts(nbytes, in_ring, is_pinned, miss and RingMiss(*miss))
+    return Answer(kind, batch, failures, report, Figures(*figures)), facts
 
 
 class _IntoSlab(TorchFunctionMode):

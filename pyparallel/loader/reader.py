@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ..batch.stack import PaddingCounter
-from ..core.cpu_time import cpu_seconds
+from ..core.cpu_time import CoreWait, cpu_seconds
 from ..core.errors import add_note
 from ..core.torch_private import numpy_seed, set_worker_info
 from ._random_state import SampleTask
@@ -29,7 +29,10 @@ Task = tuple[int, int, Any]
 
 
 class Figures(NamedTuple):
-    """Times and bytes of one batch. CPU times include finished child processes."""
+    """Times and bytes of one batch. CPU times include finished child processes.
+
+    Without workers, the fields from `pack_seconds` on are 0.
+    """
 
     fetch_seconds: float = 0.0
     collate_seconds: float = 0.0
@@ -37,6 +40,9 @@ class Figures(NamedTuple):
     collate_cpu_seconds: float = 0.0
     stacked_nbytes: int = 0
     padding_nbytes: int = 0
+    pack_seconds: float = 0.0
+    pack_cpu_seconds: float = 0.0
+    core_wait_seconds: float = 0.0
 
 
 class Answer(NamedTuple):
@@ -47,7 +53,7 @@ class Answer(NamedTuple):
         value: a batch, or the exception.
         failures: the samples that ``on_error`` left out or replaced.
         report: the pickled state of the dataset, if the parent needs it.
-        figures: the measurements of a batch.
+        figures: the measurements of a batch. A worker adds them to its message.
         location: the samples of an exception.
     """
 
@@ -70,8 +76,6 @@ class Reader:
     def __init__(self, source: Source, base_seed: int) -> None:
         self._source, self._base_seed = source, base_seed
         self.number: int = -1  # of the batch in its epoch
-        # Finished child processes are counted in workers only: it takes a call more.
-        self._times = Times(cpu_seconds if source.num_workers else time.process_time)
         self._epoch = 0
         self._fetcher: MapFetcher | IterableFetcher
         self._start_error: BaseException | None = None
@@ -84,8 +88,11 @@ class Reader:
         """
         source = self._source
         if not source.num_workers:
+            self._times = Times(time.process_time)
             self._begin(worker)
             return
+        # Finished child processes are counted in workers only: it takes a call more.
+        self._times = Times(cpu_seconds, CoreWait())
         torch.set_num_threads(1)
         seed = self._base_seed + worker
         random.seed(seed)
@@ -149,8 +156,9 @@ class Reader:
                 self._begin_epoch()
             if self._source.has_keys:
                 indices = SampleTask(*indices)
-            with PaddingCounter() as padding:
+            with PaddingCounter() as self._padding:
                 batch = self._fetcher.fetch(indices)
+            self._times.end_part()
         except StopIteration:  # of an iterable dataset: others are RuntimeErrors here
             return Answer(END, None, self._take_failures())
         except (KeyboardInterrupt, SystemExit):
@@ -165,13 +173,24 @@ class Reader:
             raise
         finally:
             self._fetcher.restore()
-        figures = Figures(
-            *self._times.end(), padding.stacked_nbytes, padding.padding_nbytes
-        )
+        figures = Figures() if self._source.num_workers else self._figures()
         kind = BATCH
         if batch is NO_SAMPLES:
             kind, batch = LEFT_OUT, None
         return Answer(kind, batch, self._take_failures(), self._report(), figures)
+
+    def end_message(self) -> Figures:
+        """Return the measurements of the last batch, whose message is complete."""
+        self._times.end_part()
+        return self._figures()
+
+    def _figures(self) -> Figures:
+        seconds, cpu, waited = self._times.end()
+        fetch, collate, pack = (*seconds, 0.0)[:3]
+        fetch_cpu, collate_cpu, pack_cpu = (*cpu, 0.0)[:3]
+        stacked, padding = self._padding.stacked_nbytes, self._padding.padding_nbytes
+        made = fetch, collate, fetch_cpu, collate_cpu
+        return Figures(*made, stacked, padding, pack, pack_cpu, waited)
 
     def _locate(self, error: BaseException) -> str:
         try:

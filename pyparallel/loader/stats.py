@@ -90,8 +90,8 @@ class LoaderStats:
             is waiting for a disk, a network, another process or a core. A batch that
             begins within 0.2 ms of a reading of the clock has the share of the last
             one.
-        collate_cpu_seconds: the CPU time in ``collate_seconds``, measured like that.
-        pack_cpu_seconds: the CPU time in ``pack_seconds``.
+        collate_cpu_seconds: the CPU time in ``collate_seconds``, measured in this way.
+        pack_cpu_seconds: the CPU time in ``pack_seconds``, measured in this way.
         core_wait_seconds: the time in which workers were ready to run but had no core,
             as counted by Linux. 0 on other systems and without workers.
         load_seconds: the time of a `PreDataLoader`'s thread to get batches from its
@@ -384,7 +384,7 @@ class Meter:
             start: the reading of ``clock`` at the start of the wait, which ends now.
             figures: the times and bytes of the batch, by the names of `LoaderStats`.
             nbytes: as in `LoaderStats`, for this batch.
-            facts: the times of the message from a worker, None without one.
+            facts: those of the message from a worker, None without one.
         """
         self.count_wait(start)
         counts = self._counts
@@ -399,9 +399,9 @@ class Meter:
                 counts["stacked_nbytes"] += figures.stacked_nbytes
                 counts["padding_nbytes"] += figures.padding_nbytes
             if facts is not None:
-                counts["pack_seconds"] += facts.pack_seconds
-                counts["pack_cpu_seconds"] += facts.pack_cpu_seconds
-                counts["core_wait_seconds"] += facts.core_wait_seconds
+                counts["pack_seconds"] += figures.pack_seconds
+                counts["pack_cpu_seconds"] += figures.pack_cpu_seconds
+                counts["core_wait_seconds"] += figures.core_wait_seconds
                 counts["ring_hits"] += facts.is_in_ring
                 counts["ring_misses"] += facts.miss is not None
 

@@ -81,6 +81,17 @@ class Packed(NamedTuple):
     was_shared: bool = False
 
 
+def pack_small(held: list[Any], lazy: LazySlab) -> Packed | None:
+    """Return a batch without a slab as a message, None if only `pack` can.
+
+    Args:
+        held: a list with the batch, which stays in it.
+        lazy: the slab that the batch was allocated from.
+    """
+    encoded = backend.encode(held[0], lazy.limit) if lazy.slab is None else None
+    return None if encoded is None else Packed(*encoded)
+
+
 def pack(held: list[Any], lazy: LazySlab) -> Packed:
     """Return a batch as a message, and free the slab unless the batch is in it.
 
@@ -99,10 +110,6 @@ def pack(held: list[Any], lazy: LazySlab) -> Packed:
     """
     try:
         batch = held.pop()
-        if lazy.slab is None:
-            encoded = backend.encode(batch, lazy.limit)
-            if encoded is not None:
-                return Packed(*encoded)
         try:
             found = _write(batch, lazy, trust=True)
         except (TypeError, ValueError):  # for example, a tensor is a conjugate view

@@ -179,9 +179,11 @@ def test_few_readings_of_the_cpu_clock_measure_all_batches(
         for fetch, fetch_cpu, collate, collate_cpu in batches:
             times.begin()
             work(fetch, fetch_cpu)
-            times.split()
+            times.end_part()
             work(collate, collate_cpu)
-            found.append(times.end())
+            times.end_part()
+            seconds, cpu_seconds, _ = times.end()
+            found.append((*seconds, *cpu_seconds))
             work(pause, pause)
     sums = [sum(column) for column in zip(*found, strict=True)]
     fetch, fetch_cpu, collate, collate_cpu = map(sum, zip(*batches, strict=True))
