@@ -15,9 +15,10 @@ from pathlib import Path
 
 import torch
 
-from . import command, environment, loader_report, parallel_cases, report
+from . import command, environment, parallel_cases, report
 from ._harness import Record, compare
 from .case import QUICK, Effort
+from .loader import report as loader_report
 from .report import _head, _ratio, _row, duration
 
 #: For each kind of case: its title and the contenders with a column.

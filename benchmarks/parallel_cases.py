@@ -16,7 +16,7 @@ from pyparallel import parallel_apply
 
 from . import data, torch_on_host
 from ._harness import Contender
-from .loader_cases import Goal
+from .loader.images import Goal
 
 OURS = "ours"
 LOOP = "a loop, 1 thread"

@@ -17,7 +17,7 @@ from pathlib import Path
 from . import report
 from ._harness import Record
 from .environment import malloc_mode
-from .loader_cases import MMCV, ONE_PASS, TORCH
+from .loader.images import MMCV, ONE_PASS, TORCH
 from .report import _head, _row
 
 BEGIN, END = "<!-- measured -->", "<!-- end of measured -->"

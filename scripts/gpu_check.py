@@ -16,7 +16,7 @@ GPU_RESULTS     the folder with the results of earlier stages: the extension, wh
                 not built again, and the tests that the step retest repeats (OUT)
 GPU_TEST_ARGS   options of pytest in the step tests
 GPU_BENCH_ARGS  options of python -m benchmarks.gpu
-GPU_KERNEL_ARGS options of python -m benchmarks.kernels in the steps rates and ncu
+GPU_KERNEL_ARGS options of python -m benchmarks.gpu.kernels in the steps rates and ncu
 GPU_CASES       the seconds after which memcheck and initcheck only run tests that have
                 run no case yet (30 less than the limit of the step)
 GPU_WERROR      1: a warning of the compiler is an error

@@ -233,7 +233,7 @@ class Commands:
         raise NotRun(f"no test failed in {report}", False)
 
     def _rates(self, _: float) -> list[Command]:
-        return [self._python("-m", "benchmarks.kernels", "--time", *kernel_args())]
+        return [self._python("-m", "benchmarks.gpu.kernels", "--time", *kernel_args())]
 
     def _bench(self, seconds: float) -> list[Command]:
         options = ["--out", str(self._out), "--json", f"{self._out}/gpu.json"]
@@ -281,12 +281,12 @@ class Commands:
         argv = [found, *NCU.split(), "--log-file", str(log)]
         argv += ["--kernel-name", f"regex:{KERNEL}"]
         argv += [word for section in SECTIONS for word in ("--section", section)]
-        argv += [self._machine.python, "-m", "benchmarks.kernels", *kernel_args()]
+        argv += [self._machine.python, "-m", "benchmarks.gpu.kernels", *kernel_args()]
         return [Command(argv, log=log, is_tool=True)]
 
 
 def kernel_args() -> list[str]:
-    """Return the options of python -m benchmarks.kernels."""
+    """Return the options of python -m benchmarks.gpu.kernels."""
     return shlex.split(os.environ.get("GPU_KERNEL_ARGS", ""))
 
 

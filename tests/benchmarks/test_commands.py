@@ -12,7 +12,7 @@ import torch
 
 pytestmark = [pytest.mark.peers, pytest.mark.slow]
 
-loader = importlib.import_module("benchmarks.loader")
+loader = importlib.import_module("benchmarks.loader.__main__")
 parallel_cases = importlib.import_module("benchmarks.parallel_cases")
 
 
@@ -27,7 +27,7 @@ RUNS: dict[str, tuple[str, str, set[str]]] = {
         "cpu",
         {case.title for case in command("cases").cases(True)},
     ),
-    "loader": (
+    "loader.__main__": (
         "--workers 1",
         "loader-cpu",
         {case.title for case in loader.cases(True, [1])},

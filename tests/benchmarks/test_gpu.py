@@ -13,8 +13,8 @@ from repository import ROOT
 
 pytestmark = pytest.mark.peers
 
-gpu = importlib.import_module("benchmarks.gpu")
-gpu_case = importlib.import_module("benchmarks.gpu_case")
+gpu = importlib.import_module("benchmarks.gpu.__main__")
+gpu_case = importlib.import_module("benchmarks.gpu.case")
 
 
 @pytest.mark.slow
@@ -35,7 +35,7 @@ def test_every_case_runs_dry_and_all_contenders_agree(
 def test_the_kernels_are_timed_on_a_gpu_alone(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    kernels = importlib.import_module("benchmarks.kernels")
+    kernels = importlib.import_module("benchmarks.gpu.kernels")
     small = ["--device", "cpu", "--num", "2", "--side", "64"]
     assert kernels.main(["--time", *small]) == 0
     first, *lines = capsys.readouterr().out.splitlines()

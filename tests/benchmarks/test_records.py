@@ -14,13 +14,13 @@ pytestmark = pytest.mark.peers
 
 report = importlib.import_module("benchmarks.report")
 summary = importlib.import_module("benchmarks.summary")
-gpu = importlib.import_module("benchmarks.gpu")
+gpu = importlib.import_module("benchmarks.gpu.__main__")
 
 FOLDER = ROOT / "benchmarks"
 RESULTS = FOLDER / "results"
 #: The modules with the page of a kind of record.
-PAGES = {"parallel": "parallel_apply", "loader": "loader_report", "gpu": "gpu_report"}
-PAGES |= {"overlap": "loader_report", "sampler": "sampler", "": "report"}
+PAGES = {"parallel": "parallel_apply", "loader": "loader.report", "gpu": "gpu.report"}
+PAGES |= {"overlap": "loader.report", "sampler": "sampler", "": "report"}
 
 
 @pytest.mark.parametrize("path", sorted(RESULTS.glob("*.json")), ids=lambda p: p.stem)

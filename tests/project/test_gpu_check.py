@@ -43,9 +43,9 @@ case "$*" in
   *"-m cuda and kernel"*) end "$SANITIZED";;
   *--junitxml*) end tests;;
   "-m pytest"*) end "${@: -1}";;
-  "-m benchmarks.kernels --time"*) end rates;;
+  "-m benchmarks.gpu.kernels --time"*) end rates;;
+  "-m benchmarks.gpu.kernels"*) end ncu;;
   "-m benchmarks.gpu"*) end bench;;
-  "-m benchmarks.kernels"*) end ncu;;
 esac
 echo "unexpected: $*"; exit 9
 """

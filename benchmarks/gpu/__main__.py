@@ -20,29 +20,21 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from . import (
-    command,
-    gpu_case,
-    gpu_images,
-    gpu_overlap,
-    gpu_padding,
-    gpu_report,
-    gpu_results,
-    gpu_rings,
-    gpu_transfers,
-)
-from ._harness import Record
-from .case import QUICK, Effort
-from .gpu_target import DryRun, describe, target
+from .. import command
+from .._harness import Record
+from ..case import QUICK, Effort
+from . import case as gpu_case
+from . import images, overlap, padding, report, rings, to_host, transfers
+from .target import DryRun, describe, target
 
 #: Modules with cases. Each returns its most important case first.
 MODULES = (
-    gpu_transfers,
-    gpu_images,
-    gpu_rings,
-    gpu_padding,
-    gpu_overlap,
-    gpu_results,
+    transfers,
+    images,
+    rings,
+    padding,
+    overlap,
+    to_host,
 )
 
 
@@ -74,7 +66,7 @@ class Run:
         """Add a case, print it, and write all records."""
         (run,) = self.results["runs"]
         run["cases"].append(record)
-        print(gpu_report.case_table(record), flush=True)
+        print(report.case_table(record), flush=True)
         if self._path is not None:
             write_json(self.results, self._path)
 
@@ -185,7 +177,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if args.goals:
         page = (args.out or command.folder(keep=True)) / "results" / "gpu-goals.md"
         page.parent.mkdir(parents=True, exist_ok=True)
-        page.write_text(gpu_report.goals_page(cases(False)), encoding="utf-8")
+        page.write_text(report.goals_page(cases(False)), encoding="utf-8")
         return 0
     path = _records_path(args)
     if args.records:
@@ -194,7 +186,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         run = measure(args, path)
     if path is not None:
         tables = path.with_suffix(".md")
-        tables.write_text(gpu_report.page(run.results), encoding="utf-8")
+        tables.write_text(report.page(run.results), encoding="utf-8")
         print(f"Records: {path}\nTables: {tables}", file=sys.stderr)
     for line in run.failed:
         print(f"Failed: {line}", file=sys.stderr)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from ._harness import Record
-from .gpu_case import COLUMNS, GpuCase, judge
-from .report import ALL, _head, _ratio, _row, duration, head, machine
+from .._harness import Record
+from ..report import ALL, _head, _ratio, _row, duration, head, machine
+from .case import COLUMNS, GpuCase, judge
 
 _GOALS = (
     "*Ours* is the time of pyparallel. *Returns*, *usable* and *device* are the three "

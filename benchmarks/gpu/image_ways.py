@@ -13,8 +13,8 @@ from torch import Tensor
 
 import pyparallel
 
-from . import peers
-from .gpu_target import DryRun
+from .. import peers
+from .target import DryRun
 
 MEAN, STD = (123.675, 116.28, 103.53), (58.395, 57.12, 57.375)
 DIVISOR = 32

@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch.utils.data import Dataset
 
-from ._harness import Contender, Record
-from .backends import ours
+from .._harness import Contender, Record
+from ..backends import ours
 
 
 class Counted:

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from . import peers
-from ._harness import (
+from .. import peers
+from .._harness import (
     Contender,
     Record,
     check,
@@ -18,9 +18,9 @@ from ._harness import (
     difference,
     junk_in_new_memory,
 )
-from .case import Effort
-from .gpu_target import DryRun
-from .loader_epochs import Counted
+from ..case import Effort
+from ..loader.epochs import Counted
+from .target import DryRun
 
 #: The measured times and their headings.
 COLUMNS = {

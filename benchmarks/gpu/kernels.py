@@ -1,6 +1,6 @@
 """Run each kernel alone: once for a kernel profiler, or timed against a device copy.
 
-Use it with ncu, as ``python -m benchmarks.kernels``; that measures no time itself.
+Use it with ncu, as ``python -m benchmarks.gpu.kernels``; that measures no time itself.
 ``--time`` prints the time of each kernel on the device, the rate of its reads and
 writes, and its share of the rate of a copy on the same device. Rates need a GPU:
 ``--device cpu`` runs all workloads and prints no figure.
@@ -19,7 +19,7 @@ from torch import Tensor
 
 from pyparallel import backend
 
-from .gpu_target import DryRun, Gpu, target
+from .target import DryRun, Gpu, target
 
 MEAN, STD = (123.675, 116.28, 103.53), (58.395, 57.12, 57.375)
 #: The key of the copy in the ceilings of a GPU.
@@ -157,7 +157,7 @@ def timed(where: DryRun, num: int, side: int) -> Iterator[str]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Launch the kernels, and name or time them."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.kernels")
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu.kernels")
     parser.description = __doc__
     parser.add_argument("--device", default="cuda", choices=["cuda", "cpu"])
     parser.add_argument("--num", default=16, type=int, help="number of images")

@@ -17,29 +17,22 @@ from typing import Any
 
 import torch
 
-from . import (
-    command,
-    environment,
-    loader_cases,
-    loader_fields,
-    loader_in_process,
-    loader_overlap,
-    loader_report,
-)
-from ._harness import Record, compare, ratio, summarise
-from .backends import AS_LOADED, use_backend
-from .case import QUICK, Effort
-from .loader_cases import Comparison
-from .loader_epochs import Counted
+from .. import command, environment
+from .._harness import Record, compare, ratio, summarise
+from ..backends import AS_LOADED, use_backend
+from ..case import QUICK, Effort
+from . import fields, images, in_process, overlap, report
+from .epochs import Counted
+from .images import Comparison
 
 
 def cases(quick: bool, workers: Sequence[int]) -> list[Comparison]:
     """Return all comparisons."""
     return [
-        *loader_cases.cases(quick, workers),
-        *loader_fields.cases(quick),
-        *loader_in_process.cases(quick),
-        *loader_overlap.cases(quick),
+        *images.cases(quick, workers),
+        *fields.cases(quick),
+        *in_process.cases(quick),
+        *overlap.cases(quick),
     ]
 
 
@@ -74,7 +67,7 @@ def measure_case(case: Comparison, effort: Effort) -> Record:
     if case.floors:
         add_net(record, case.floors)
     if case.kind == "overlap":
-        loader_overlap.add_hidden(record)
+        overlap.add_hidden(record)
     return record
 
 
@@ -145,8 +138,8 @@ def main(arguments: list[str] | None = None) -> None:
         return {"date": date, "quick": args.quick, "runs": [run]}
 
     results, path, _ = command.obtain(args, "loader-cpu", records)
-    command.write_page(path, loader_report.page(results))
-    for line in [] if results["quick"] else loader_report.complaints(results):
+    command.write_page(path, report.page(results))
+    for line in [] if results["quick"] else report.complaints(results):
         print(f"Check this: {line}", file=sys.stderr)
 
 

@@ -14,8 +14,8 @@ import torch.utils.data
 
 from pyparallel import DataLoader
 
-from .loader_cases import Comparison, Goal
-from .loader_epochs import Counted, Epochs, Items, contenders, peer, per_batch
+from .epochs import Counted, Epochs, Items, contenders, peer, per_batch
+from .images import Comparison, Goal
 
 #: 28 samples of 4 tensors: a batch of 112.
 SAMPLES = 28

@@ -11,10 +11,10 @@ from torch import Tensor
 
 import pyparallel
 
-from ._harness import Contender
-from .gpu_case import Goal, GpuCase, Made, Rotation
-from .gpu_target import DryRun
-from .gpu_transfers import MIB, each
+from .._harness import Contender
+from .case import Goal, GpuCase, Made, Rotation
+from .target import DryRun
+from .transfers import MIB, each
 
 CPU = ".cpu() of each"
 QUEUED = ".to('cpu', non_blocking) of each, one wait"

@@ -19,8 +19,8 @@ from torch import Tensor
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from . import environment
-from ._harness import Record
+from .. import environment
+from .._harness import Record
 
 #: The CUDA functions that wait for the device.
 WAITS = (

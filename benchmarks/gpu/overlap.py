@@ -12,12 +12,10 @@ import torch.utils.data
 
 from pyparallel import DataLoader, PreDataLoader
 
-from ._harness import Record
-from .case import Effort
-from .gpu_case import Goal, GpuCase, measure_epochs
-from .gpu_target import DryRun
-from .loader_epochs import Counted, Epochs, peer
-from .loader_overlap import (
+from .._harness import Record
+from ..case import Effort
+from ..loader.epochs import Counted, Epochs, peer
+from ..loader.overlap import (
     COMPUTE,
     DATA,
     FETCH,
@@ -28,6 +26,8 @@ from .loader_overlap import (
     step_alone,
     with_step,
 )
+from .case import Goal, GpuCase, measure_epochs
+from .target import DryRun
 
 _BATCH = 4
 #: The time for data in steps, for the case where no prefetching can hide it.

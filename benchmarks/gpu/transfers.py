@@ -12,11 +12,11 @@ from torch.nn.parallel import scatter as torch_scatter
 
 from pyparallel import scatter
 
-from . import data, peers
-from ._harness import Contender
-from .cases_leaves import NUM_LEAVES
-from .gpu_case import Goal, GpuCase, Made, Rotation
-from .gpu_target import DryRun
+from .. import data, peers
+from .._harness import Contender
+from ..cases_leaves import NUM_LEAVES
+from .case import Goal, GpuCase, Made, Rotation
+from .target import DryRun
 
 MIB = 1 << 20
 #: The least total size of the inputs of a rotation, in bytes.

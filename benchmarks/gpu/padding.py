@@ -12,11 +12,11 @@ from torch import Tensor
 
 import pyparallel
 
-from . import data, peers
-from ._harness import Contender
-from .gpu_case import Goal, GpuCase, Made, Rotation
-from .gpu_images import drawn
-from .gpu_target import DryRun
+from .. import data, peers
+from .._harness import Contender
+from .case import Goal, GpuCase, Made, Rotation
+from .images import drawn
+from .target import DryRun
 
 PAD = "F.pad of each, torch.stack"
 FILL = "new_full, copy_ of each"

@@ -13,8 +13,7 @@ import torch.utils.data
 
 from pyparallel import DataLoader, PreDataLoader
 
-from .loader_cases import Comparison, Goal
-from .loader_epochs import (
+from .epochs import (
     Counted,
     Epochs,
     Items,
@@ -23,6 +22,7 @@ from .loader_epochs import (
     peer,
     per_batch,
 )
+from .images import Comparison, Goal
 
 BY_TORCH = "torch's loader"
 #: Ours with fewer workers, and without `PreDataLoader`.

@@ -13,11 +13,11 @@ from torch import Tensor
 
 from pyparallel import DataLoader, scatter
 
-from ._harness import Contender
-from .gpu_case import Goal, GpuCase, Made, Rotation, measure_epochs
-from .gpu_target import DryRun, on_node
-from .gpu_transfers import MIB, RAW, TORCH_PINNED
-from .loader_epochs import Counted, Epochs, Items, peer, per_batch
+from .._harness import Contender
+from ..loader.epochs import Counted, Epochs, Items, peer, per_batch
+from .case import Goal, GpuCase, Made, Rotation, measure_epochs
+from .target import DryRun, on_node
+from .transfers import MIB, RAW, TORCH_PINNED
 
 _BATCH = 16
 _THREAD = "torch's DataLoader, pin_memory=True + .to(non_blocking)"

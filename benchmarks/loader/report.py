@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from . import report
-from ._harness import Record
-from .loader_cases import FILL, MMCV, ONE_PASS, TORCH, TORCH_IN_OURS
-from .loader_overlap import COMPUTE, FETCH, HIDDEN
-from .report import _head, _ratio, _row, duration
+from .. import report
+from .._harness import Record
+from ..report import _head, _ratio, _row, duration
+from .images import FILL, MMCV, ONE_PASS, TORCH, TORCH_IN_OURS
+from .overlap import COMPUTE, FETCH, HIDDEN
 
 #: Columns of the summary of images: a contender and its heading.
 _COLUMNS = {

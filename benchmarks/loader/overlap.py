@@ -19,9 +19,9 @@ from torch.utils.data import Dataset
 import pyparallel
 from pyparallel import DataLoader
 
-from ._harness import Record, summarise
-from .loader_cases import Comparison
-from .loader_epochs import Counted, Epochs, peer
+from .._harness import Record, summarise
+from .epochs import Counted, Epochs, peer
+from .images import Comparison
 
 #: The time for data, in steps.
 DATA = 0.8

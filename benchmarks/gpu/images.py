@@ -11,11 +11,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from . import data, peers
-from . import gpu_image_ways as ways
-from ._harness import Contender
-from .gpu_case import Goal, GpuCase, Made, Rotation, close_to
-from .gpu_target import DryRun
+from .. import data, peers
+from .._harness import Contender
+from . import image_ways as ways
+from .case import Goal, GpuCase, Made, Rotation, close_to
+from .target import DryRun
 
 MMENGINE = "mmengine ImgDataPreprocessor"
 STYLE = "mmengine-style chain"

@@ -13,9 +13,9 @@ from torch.utils.data import default_collate
 
 from pyparallel import DataContainer, DataLoader, collate
 
-from . import data, peers
-from ._harness import Contender
-from .loader_epochs import (
+from .. import data, peers
+from .._harness import Contender
+from .epochs import (
     CopyWhole,
     Counted,
     Epochs,

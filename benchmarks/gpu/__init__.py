@@ -1,0 +1,1 @@
+"""One GPU: transfers, kernels, pinned rings and the prefetcher beside peers."""

@@ -1,0 +1,1 @@
+"""Loaders: batches on their way from workers to a training step."""
