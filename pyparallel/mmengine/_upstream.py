@@ -168,40 +168,17 @@ def _base(name: str) -> type:
 
 
 if TYPE_CHECKING:  # mypy cannot check bases that are chosen at run time
-
-    class OptimWrapperBase:
-        """mmengine's ``OptimWrapper``, or a substitute."""
-
-    class AmpOptimWrapperBase:
-        """mmengine's ``AmpOptimWrapper``, or a substitute."""
-
-    class OptimWrapperDictBase:
-        """mmengine's ``OptimWrapperDict``, or a substitute."""
-
-    class BaseModelBase(nn.Module):
-        """mmengine's ``BaseModel``, or a substitute."""
-
-    class BaseDataPreprocessorBase(nn.Module):
-        """mmengine's ``BaseDataPreprocessor``, or a substitute."""
-
-    class ImgDataPreprocessorBase(nn.Module):
-        """mmengine's ``ImgDataPreprocessor``, or a substitute."""
-
-    class MMDistributedDataParallelBase(DistributedDataParallel):
-        """mmengine's ``MMDistributedDataParallel``, or a substitute."""
-
-    class MMSeparateDistributedDataParallelBase(DistributedDataParallel):
-        """mmengine's ``MMSeparateDistributedDataParallel``, or a substitute."""
+    OptimWrapperBase = object
+    AmpOptimWrapperBase = object
+    OptimWrapperDictBase = object
+    BaseModelBase = nn.Module
+    BaseDataPreprocessorBase = nn.Module
+    ImgDataPreprocessorBase = nn.Module
+    MMDistributedDataParallelBase = DistributedDataParallel
+    MMSeparateDistributedDataParallelBase = DistributedDataParallel
 
     class BaseDataElement: ...
 
 else:
-    OptimWrapperBase = _base("OptimWrapper")
-    AmpOptimWrapperBase = _base("AmpOptimWrapper")
-    OptimWrapperDictBase = _base("OptimWrapperDict")
-    BaseModelBase = _base("BaseModel")
-    BaseDataPreprocessorBase = _base("BaseDataPreprocessor")
-    ImgDataPreprocessorBase = _base("ImgDataPreprocessor")
-    MMDistributedDataParallelBase = _base("MMDistributedDataParallel")
-    MMSeparateDistributedDataParallelBase = _base("MMSeparateDistributedDataParallel")
-    BaseDataElement = _base("BaseDataElement")
+    globals().update({f"{name}Base": _base(name) for name in _CLASSES})
+    BaseDataElement = globals().pop("BaseDataElementBase")
