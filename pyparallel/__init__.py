@@ -18,6 +18,7 @@ from .batch.rules import Concat, List, Pad, Stack
 from .core.errors import BatchWarning, Error, LoaderWarning
 from .images.preprocessor import ImagePreprocessor
 from .loader.data_loader import DataLoader
+from .loader.sample_random import sample_random
 from .loader.stats import LoaderStats
 from .parallel.data_parallel import MMDataParallel
 from .parallel.distributed import MMDistributedDataParallel
@@ -73,6 +74,7 @@ __all__ = [
     "parallel_apply",
     "profile",
     "replicate",
+    "sample_random",
     "scatter",
     "scatter_kwargs",
     "start_to_host",

@@ -11,6 +11,7 @@ that needs the name raises an error with the name.
 from __future__ import annotations
 
 import functools
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
@@ -20,6 +21,7 @@ from torch import nn
 from torch.autograd import forward_ad, profiler
 
 from . import versions
+from .process import on_fork
 
 #: The names that come from torch as they are.
 __all__ = [
@@ -386,9 +388,108 @@ def numpy_seed(base_seed: int, worker: int) -> Any:
 def set_worker_info(worker: int, num_workers: int, seed: int, dataset: Any) -> None:
     """Set the result of ``get_worker_info()`` in this process."""
     untyped: Any = data_worker
-    untyped._worker_info = untyped.WorkerInfo(
+    untyped._worker_info = _worker_info(worker, num_workers, seed, dataset)
+
+
+def _worker_info(worker: int, num_workers: int, seed: int, dataset: Any) -> Any:
+    untyped: Any = data_worker
+    return untyped.WorkerInfo(
         id=worker, num_workers=num_workers, seed=seed, dataset=dataset
     )
+
+
+class _InThread(threading.local):
+    """The worker info of this thread, None if it is no worker."""
+
+    info: Any = None
+
+
+_in_thread = _InThread()
+
+
+def in_worker_thread() -> bool:
+    """Return True in a worker of a loader that is a thread."""
+    return _in_thread.info is not None
+
+
+class _ThreadReplacements:
+    """Replaces parts of torch while workers that are threads exist.
+
+    ``get_worker_info()`` reads a global of its module, which threads share. Programs
+    import the function by its name. So its code is replaced, and reads a thread-local
+    value first. The entry of the public ``default_collate_fn_map`` is replaced as in
+    worker processes: torch's function would allocate shared memory in a worker.
+    """
+
+    def __init__(self) -> None:
+        self._lock, self._num_threads = threading.RLock(), 0
+        self._code = data_worker.get_worker_info.__code__
+        self._collate: Any = None
+
+    def enter(self, collate: Any) -> None:
+        with self._lock:
+            self._num_threads += 1
+            if self._num_threads > 1:
+                return
+            untyped: Any = data_worker
+            untyped._pyparallel_thread = _in_thread
+            data_worker.get_worker_info.__code__ = _get_worker_info.__code__
+            functions = data_collate.default_collate_fn_map
+            if functions.get(torch.Tensor) is data_collate.collate_tensor_fn:
+                self._collate = functions[torch.Tensor] = collate
+
+    def leave(self) -> None:
+        with self._lock:
+            self._num_threads -= 1
+            if self._num_threads == 0:
+                self._restore()
+
+    def _restore(self) -> None:
+        data_worker.get_worker_info.__code__ = self._code
+        functions = data_collate.default_collate_fn_map
+        if functions.get(torch.Tensor) is self._collate is not None:
+            functions[torch.Tensor] = data_collate.collate_tensor_fn
+        self._collate = None
+
+    def forget(self) -> None:
+        """Restore torch in a child of a fork, which has none of these threads."""
+        self._lock = threading.RLock()
+        _in_thread.info = None  # of a worker that forked
+        if self._num_threads:
+            self._num_threads = 0
+            self._restore()
+
+
+def _get_worker_info() -> Any:
+    found = _pyparallel_thread.info  # type: ignore[name-defined]  # noqa: F821
+    return _worker_info if found is None else found  # of torch's module
+
+
+_replacements = _ThreadReplacements()
+on_fork(in_child=_replacements.forget)
+
+
+@contextmanager
+def worker_thread(
+    worker: int, num_workers: int, seed: int, dataset: Any, collate: Any
+) -> Iterator[None]:
+    """Make this thread a worker of a loader for the length of a block.
+
+    Args:
+        worker: see `set_worker_info`. So are the next three.
+        num_workers: see there.
+        seed: see there.
+        dataset: see there.
+        collate: stacks tensors in place of torch's ``collate_tensor_fn``.
+    """
+    _replacements.enter(collate)
+    _in_thread.info = _worker_info(worker, num_workers, seed, dataset)
+    try:
+        yield
+    finally:
+        _in_thread.info = None
+        if _replacements is not None:  # else the interpreter exits
+            _replacements.leave()
 
 
 def is_split_along_rows(nested: Any) -> bool:

@@ -14,7 +14,8 @@ The path of a batch, from the sampler to the loop:
 4. `messages` makes bytes of the answer. A small batch is in the message itself. The
    tensors of a large one are in a slab of the ring (``shm``), into which ``collate``
    has written them. `errors` packs an exception with its class and its attributes.
-5. ``workers`` takes the bytes to the training process.
+5. ``workers`` takes the bytes to the training process. For threads, `thread_reader`
+   replaces steps 4 and 5: their tensors stay where they were written.
 6. `epoch` takes the answers in the order of the tasks. `messages` makes the batch. Its
    large tensors are views of the slab, which is free again when they are gone.
 7. Before the loop gets the batch, `_batch_receiver` counts it for `stats` and warns
@@ -23,6 +24,7 @@ The path of a batch, from the sampler to the loop:
 `state_dict` saves and restores this position: `_progress` of the epoch, from
 `_sampler_state`, `_ranks`, `_dataset_state`, `_random_state` and, between two epochs,
 `_loader_state`. `copies` keeps the arguments of a loader that another library copies.
+`sample_random` has the generators of the sample that a thread reads.
 `preflight` checks limits of the machine, `applied` finds the advice that was followed,
 and `tracebacks` makes errors of a dataset readable.
 """
@@ -37,7 +39,9 @@ __all__ = [
     "preflight",
     "reader",
     "sample_errors",
+    "sample_random",
     "state_dict",
     "stats",
+    "thread_reader",
     "tracebacks",
 ]

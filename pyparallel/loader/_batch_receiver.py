@@ -38,6 +38,8 @@ class BatchReceiver:
         self.meter = Meter()
         self.ring: Ring | None = None
         self.is_new = True
+        #: The process of each iterator whose workers are threads that run.
+        self.threads: dict[int, int] = {}
         self._ring_slabs, self._max_ring_bytes = ring_slabs, max_ring_bytes
 
     def ring_for(self, num_workers: int, prefetch_factor: int) -> Ring | None:

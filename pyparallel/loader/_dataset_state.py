@@ -21,7 +21,8 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
-from ..core.torch_private import ExceptionWrapper
+from ..core.errors import BatchValueError, type_name
+from ..core.torch_private import ExceptionWrapper, in_worker_thread
 from . import _random_state
 from ._sampler_state import END, StatefulIterable, copy_state, is_stateful
 from .arguments import Loader
@@ -87,6 +88,13 @@ class DatasetTracker:
         self._tracked = self._track()
         self._random: dict[str, Any] | None = None
 
+    def for_thread(self, policy: ErrorPolicy | None) -> DatasetTracker:
+        """Return a tracker for a worker that is a thread, with a policy of its own."""
+        found = copy.copy(self)
+        found._policy = policy
+        found._tracked = found._track()
+        return found
+
     def enter(self, worker: int, read_again: Callable[[Any], Any]) -> None:
         """Begin in the process that reads: the process of a worker, or the parent.
 
@@ -114,13 +122,21 @@ class DatasetTracker:
         """
         samples = self._open()
         self._discard_failures()
+        info = get_worker_info() if in_worker_thread() else None
+        if samples is self.dataset and info is not None and info.num_workers > 1:
+            raise BatchValueError(
+                "DataLoader: with several threads, each iter() of an iterable dataset "
+                f"must return an iterator of its own, but {type_name(self.dataset)} "
+                "returns itself, so its threads would share one position. Write "
+                "__iter__ as a generator, or use processes."
+            )
         return samples
 
     def _open(self) -> Iterator[Any]:
         record = self._records.pop(self._worker, None)
         if record is not None and record["state"] is not None and self._saves:
             return self._restore(record)
-        if get_worker_info() is not None:
+        if get_worker_info() is not None and not in_worker_thread():
             if record is not None and record["random"] and not record["ended"]:
                 _random_state.restore(record["random"], {})
             self._random = _random_state.capture({})

@@ -22,6 +22,7 @@ class Loader(Protocol):
     timeout: float
     worker_init_fn: Callable[[int], None] | None
     multiprocessing_context: Any
+    worker_method: str
     generator: torch.Generator | None
     prefetch_factor: int | None
     persistent_workers: bool

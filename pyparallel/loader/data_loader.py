@@ -71,6 +71,10 @@ class DataLoader(TorchLoader[_T_co], StatefulLoader):
     Args:
         dataset: as in torch. So are all arguments that are not described here. torch's
             own iterators read a ``DataPipe``, without the features of this class.
+        worker_method: the kind of workers. ``"multiprocessing"``: processes, as in
+            torch. ``"thread"``: threads of this process, which share the dataset, so
+            nothing is pickled or copied. They suit datasets whose work releases the
+            GIL, as that of image decoders. See ``docs/threads.md``.
         ring_slabs: the number of slabs. Every batch that is prepared, sent or in use
             needs one. 0 disables the ring. None: the number of batches that workers
             prepare, and 6 more.
@@ -111,6 +115,7 @@ class DataLoader(TorchLoader[_T_co], StatefulLoader):
     """
 
     if TYPE_CHECKING:
+        worker_method: str
         ring_slabs: int | None
         max_ring_bytes: int | None
         sample_seeds: bool
@@ -145,6 +150,7 @@ class DataLoader(TorchLoader[_T_co], StatefulLoader):
         persistent_workers: bool = False,
         pin_memory_device: str = "",
         in_order: bool = True,
+        worker_method: Literal["multiprocessing", "thread"] = "multiprocessing",
         ring_slabs: int | None = None,
         max_ring_bytes: int | None = None,
         sample_seeds: bool | Callable[[int], Any] = False,
@@ -196,6 +202,7 @@ class DataLoader(TorchLoader[_T_co], StatefulLoader):
             in_order=in_order,
         )
         self._set_own_arguments(
+            worker_method=worker_method,
             ring_slabs=ring_slabs,
             max_ring_bytes=max_ring_bytes,
             sample_seeds=sample_seeds,

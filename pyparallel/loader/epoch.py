@@ -33,11 +33,12 @@ from ._batch_receiver import BatchReceiver
 from ._progress import Progress
 from ._random_state import SampleTask
 from .arguments import Loader
-from .errors import dead_worker_error, raise_error
+from .errors import dead_worker_error, raise_error, raise_thread_error
 from .fetchers import Source
 from .messages import BatchProgram, Facts, unpack_answer
 from .preflight import check_workers, start_method_of
 from .reader import BATCH, END, ERROR, Answer, Reader
+from .thread_reader import ThreadReader, start_threads
 from .tracebacks import clear_frames, format_indices, hide_frames, rank_text
 
 _LENGTH_ADVICE = (
@@ -105,6 +106,7 @@ class Epoch(LoaderIter):
         self._window_size = (loader.prefetch_factor or 1) * max(count, 1)
         self._profile_name = f"enumerate(DataLoader)#{type(self).__name__}.__next__"
         self._range = RangeInC(self._profile_name)  # for profilers outside of Python
+        self._start_method = start_method_of(loader) if count else ""
         self._worker_init_fn = loader.worker_init_fn  # the profiler may replace it
         self._choose_pinning(loader)
         # As in torch: an iterator of the sampler, the base seed, a second iterator.
@@ -180,11 +182,13 @@ class Epoch(LoaderIter):
             has_keys=progress.samples is not None,
             seeds=seeds,
         )
+        if loader.worker_method == "thread" and self._has_workers:
+            self._start_threads(source)
+            return
         reader = Reader(source, self._base_seed)
         if not self._has_workers:
             self._pool = InlineWorkers(reader)
             return
-        self._start_method = start_method_of(loader)
         context = loader.multiprocessing_context or torch.multiprocessing.get_context()
         program = BatchProgram(
             reader,
@@ -197,6 +201,22 @@ class Epoch(LoaderIter):
         if self._pin_memory_device == "cuda":
             # `is_pinned` is False before. Workers that fork later could not use CUDA.
             torch.cuda.init()
+
+    def _start_threads(self, source: Source) -> None:
+        running = self._receiver.threads
+        if any(pid != os.getpid() for pid in running.values()):
+            raise RuntimeError(
+                "DataLoader: with worker_method='thread' iter() must not be called in "
+                "a process that was forked while the threads ran, because they may "
+                "have held locks of the dataset then. Fork before the first iter() or "
+                "after the epoch, or start the process by spawn or forkserver."
+            )
+        device = self._pin_memory_device if self._pin_memory else None
+        if device is not None:  # the first pinned block: a fork beside it can deadlock
+            torch.empty(1, pin_memory=True)
+        own = source, self._base_seed, self._ring, self._first_holder, device
+        running[id(self)] = self._pid
+        self._pool = start_threads([ThreadReader(*own) for _ in self._stale])
 
     def _reset(self, loader: Loader, first_iter: bool = False) -> None:
         """Begin the next epoch of persistent workers, by torch's name."""
@@ -313,6 +333,8 @@ class Epoch(LoaderIter):
                 continue
             self._pass_task()
             if answer.kind == ERROR:
+                if not self._pool.packs:
+                    raise_thread_error(answer.value, worker, answer.location)
                 raise_error(answer.value)
             if answer.kind == BATCH:
                 return answer, facts
@@ -363,7 +385,7 @@ class Epoch(LoaderIter):
             is_stale = self._stale[number] > 0
             self._stale[number] -= is_stale
             try:  # also if the answer is dropped: this frees its slab
-                answer, facts = unpack_answer(*packed)
+                answer, facts = unpack_answer(*packed) if self._pool.packs else packed
             except Exception:  # of the user's class
                 if is_stale:
                     continue
@@ -405,25 +427,31 @@ class Epoch(LoaderIter):
 
     def _describe_late(self, worker: int) -> str:
         """Return the state of the worker that makes the next batch, and advice."""
-        process = self._workers[worker]
         rank, pending = rank_text(), self._pending(worker)
         batch = (
             f"the batch of indices {format_indices(pending[0])}"
             if pending
             else "its batch"
         )
-        text = f"worker {worker} (pid {process.pid}{', ' if rank else ''}{rank})"
+        name = self._pool.name(worker)
+        text = f"worker {worker} ({name}{', ' if rank else ''}{rank})"
         if self._pool.has_begun(worker):
-            return (
+            text = (
                 f"{text} has not finished {batch}. Increase timeout, or look for a "
                 "call in the dataset that blocks."
             )
+            if self._pool.packs:
+                return text
+            return f"{text} Its stack:\n{self._pool.stack(worker)}"
         stack = self._pool.stack(worker)
         advice = (
             "It may wait for a lock that a thread held during fork: use "
             'multiprocessing_context="forkserver", or start the workers before the '
             "threads."
             if self._start_method == "fork"
+            else "Look for a call in worker_init_fn or in the iter() of the dataset "
+            "that blocks."
+            if self._start_method == "thread"
             else f"With {self._start_method} it first imports the main module and "
             "unpickles the dataset. Look for a slow import, or for a call in "
             "worker_init_fn that blocks."
@@ -469,7 +497,7 @@ class Epoch(LoaderIter):
             self._count_failures(answer.failures)
         if answer.report is not None:
             self._progress.dataset.report = pickle.loads(answer.report)
-        if facts is None:  # read in this thread
+        if facts is None or not self._pool.packs:  # read in this process
             value = answer.value
             nbytes = value.nbytes if type(value) is torch.Tensor else _nbytes(value)
         else:
@@ -509,7 +537,7 @@ class Epoch(LoaderIter):
             self._progress.failed = True
             if isinstance(error, Exception):
                 self._pool.is_whole = True
-                if self._has_workers:
+                if self._has_workers and self._pool.packs:
                     clear_frames(error, handled)
                 hide_frames(error)
             raise
@@ -574,7 +602,10 @@ class Epoch(LoaderIter):
         self._is_closed = True
         if self._pool is not None:
             self._pool.close()
-        if self._ring is not None and self._ring.created_here:
+        self._receiver.threads.pop(id(self), None)
+        # A thread may still write into its slab, and frees it after that.
+        packs = self._pool is not None and self._pool.packs
+        if packs and self._ring is not None and self._ring.created_here:
             for worker in range(self._num_workers):
                 self._ring.reclaim(self._first_holder + worker)
 

@@ -89,6 +89,14 @@ def raise_error(data: bytes) -> None:
         raise
 
 
+def raise_thread_error(error: BaseException, worker: int, location: str) -> None:
+    """Raise an error of a thread: the same object, with its traceback."""
+    rank = rank_text()
+    where = f"in worker thread {worker}{location and ', '}{location}"
+    add_note(error, f"DataLoader{f' ({rank})' if rank else ''}: {where}.")
+    raise error
+
+
 def _accepts_text(cls: type) -> bool:
     try:
         cls("")

@@ -22,6 +22,7 @@ from ..core.torch_private import (
     is_recorded,
     num_function_modes,
 )
+from . import sample_random
 from ._dataset_state import DatasetTracker
 from ._random_state import (
     SampleTask,
@@ -32,6 +33,7 @@ from ._random_state import (
     seed_all,
 )
 from .sample_errors import NO_SAMPLES, ErrorPolicy
+from .sample_random import DrawWatch
 from .tracebacks import Indices, format_indices, last_position, locate_in_batch
 
 #: A reading of the CPU clock is not repeated within this time.
@@ -55,6 +57,7 @@ class Source(NamedTuple):
         seeds: set the random states before each sample. A function is called after
             that, with a seed of the sample. With seeds, ``__getitems__`` of the dataset
             is not called, which would read several samples with one random state.
+        in_thread: the workers are threads, which share the global random states.
     """
 
     dataset: Any
@@ -68,6 +71,7 @@ class Source(NamedTuple):
     policy: ErrorPolicy | None
     has_keys: bool
     seeds: bool | Callable[[int], Any]
+    in_thread: bool = False
 
 
 class Times:
@@ -224,6 +228,9 @@ class MapFetcher(_Fetcher):
         self._auto_collation = source.auto_collation
         self._has_keys, self._seeds = source.has_keys, source.seeds
         self._saves = source.seeds is not False and not source.num_workers
+        # Threads share the global states, so they set none.
+        self._seeds_all = source.seeds is not False and not source.in_thread
+        self._watch = DrawWatch() if source.in_thread and source.seeds else None
         self._saved: Any = None  # the random states before a batch
         self._indices: Any = None  # of the last batch
         self._iterator: Any = None  # over them
@@ -236,7 +243,10 @@ class MapFetcher(_Fetcher):
 
     def fetch(self, task: Any) -> Any:
         """Return the batch of a task."""
-        return self._collate(self.read(task))
+        if self._seeds is False:
+            return self._collate(self.read(task))
+        with sample_random.reading():
+            return self._collate(self.read(task))
 
     def read(self, task: Any) -> Any:
         """Return the samples of a task, or `NO_SAMPLES`."""
@@ -272,6 +282,8 @@ class MapFetcher(_Fetcher):
                 read_batch = getattr(self._dataset, "__getitems__", None)
             samples = self._policy.read(task, each, read_one, read_batch)
         if self._seeds is not False:
+            sample_random.begin(task.seed, task.epoch, "batch", task.number)
+        if self._seeds_all:
             seed_all(sample_key(task.seed, task.epoch, "batch", task.number))
         is_batch = self._auto_collation or not isinstance(samples, list)
         return samples if is_batch else samples[0]
@@ -279,9 +291,14 @@ class MapFetcher(_Fetcher):
     def _read_one(self, task: SampleTask, index: Any) -> Any:
         if self._seeds is not False:
             key = sample_key(task.seed, task.epoch, "sample", index)
-            seed_all(key)
+            sample_random.begin(task.seed, task.epoch, "sample", index)
+            if self._seeds_all:
+                seed_all(key)
             if callable(self._seeds):
                 self._seeds(own_seed(key))
+            if self._watch is not None and not self._watch.is_done():
+                with self._watch.sample():
+                    return self._dataset[index]
         return self._dataset[index]
 
     def restore(self) -> None:

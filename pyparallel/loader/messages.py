@@ -74,7 +74,7 @@ class BatchProgram:
         # torch's function would allocate shared memory for every tensor.
         functions = data_collate.default_collate_fn_map
         if functions.get(torch.Tensor) is data_collate.collate_tensor_fn:
-            functions[torch.Tensor] = _collate_tensors
+            functions[torch.Tensor] = collate_tensors
         self._reader.start(worker)
 
     def answer(self, task: Task) -> Outgoing:
@@ -190,7 +190,7 @@ class _IntoSlab(TorchFunctionMode):
 _TORCH_CODE: Any = data_collate.collate_tensor_fn.__code__
 
 
-def _collate_tensors(batch: Any, *, collate_fn_map: Any = None) -> torch.Tensor:
+def collate_tensors(batch: Any, *, collate_fn_map: Any = None) -> torch.Tensor:
     """Stack tensors as torch does, but in memory of `allocation.empty`."""
     if not (allocation.is_packed_later() and all(map(_is_dense, batch))):
         original: Any = data_collate.collate_tensor_fn

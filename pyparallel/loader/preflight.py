@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ..core import rlimits
-from ..core.errors import BatchTypeError, check_int
+from ..core.errors import BatchTypeError, BatchValueError, check_int
 from ..core.text import nbytes_text
 from .arguments import Loader
 
@@ -31,6 +31,8 @@ DOCKER_SHM_NBYTES = 64 << 20
 FILES_PER_WORKER = 3
 MORE_FILES = 7
 _CAP_IPC_LOCK = 14
+#: The kinds of workers, by the names of torch's proposal.
+WORKER_METHODS = ("multiprocessing", "thread")
 # Files of a control group: its limit, its usage, and the cached part in memory.stat.
 _GROUP_V1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
 _GROUP_V2 = ("memory.max", "memory.current", "inactive_file")
@@ -182,7 +184,8 @@ def check(
         prefetch_factor: batches that each worker prepares. None: torch's default, 2.
         ring_nbytes: the size of the ring, which is not allocated yet. 0: no ring.
         pin_memory: whether the ring will be pinned.
-        start_method: ``fork``, ``spawn`` or ``forkserver``. None: the default.
+        start_method: ``fork``, ``spawn``, ``forkserver``, or ``thread`` for workers
+            that are threads. None: the default of processes.
         machine: the sources of the numbers.
     """
     if not num_workers:
@@ -190,11 +193,15 @@ def check(
     machine = machine or Machine()
     found = [
         _check_memory(machine, ring_nbytes),
-        _check_shm(machine, ring_nbytes, num_workers * (prefetch_factor or 2)),
-        _check_files(machine, num_workers),
         _check_locked(machine, ring_nbytes) if pin_memory else None,
-        _check_fork(machine, start_method),
     ]
+    if start_method != "thread":
+        num_batches = num_workers * (prefetch_factor or 2)
+        found += [
+            _check_shm(machine, ring_nbytes, num_batches),
+            _check_files(machine, num_workers),
+            _check_fork(machine, start_method),
+        ]
     return [finding for finding in found if finding is not None]
 
 
@@ -289,6 +296,8 @@ def num_cores() -> int:
 
 def start_method_of(loader: Loader) -> str:
     """Return the start method of a loader's workers, without fixing the default."""
+    if loader.worker_method == "thread":
+        return "thread"
     context = loader.multiprocessing_context
     return context.get_start_method() if context else default_start_method()
 
@@ -296,25 +305,40 @@ def start_method_of(loader: Loader) -> str:
 def check_workers(loader: Loader) -> None:
     """Raise an error for workers that cannot be started.
 
-    Workers set the seeds of their process and replace a function of torch in it. In a
-    thread they would do so for the whole program.
+    Worker processes set the seeds of their process. Threads of a context would do so
+    for the whole program.
 
     Raises:
         BatchTypeError: the context would start threads, or a number is no integer.
-        BatchValueError: ``prefetch_factor`` is 0.
+        BatchValueError: ``prefetch_factor`` is 0, or ``worker_method`` has no such
+            kind, or has threads with a context of processes.
     """
+    if loader.worker_method not in WORKER_METHODS:
+        raise BatchValueError(
+            "DataLoader: worker_method must be 'multiprocessing' or 'thread', but is "
+            f"{loader.worker_method!r}."
+        )
     if loader.num_workers == 0:
         return
     check_int(loader.num_workers, 0, "DataLoader: num_workers")
     if loader.prefetch_factor is not None:
         check_int(loader.prefetch_factor, 1, "DataLoader: prefetch_factor")
+    if loader.worker_method == "thread":
+        if loader.multiprocessing_context is not None:
+            raise BatchValueError(
+                "DataLoader: with worker_method='thread' multiprocessing_context must "
+                f"be None, but is {loader.multiprocessing_context!r}. Remove one of "
+                "them."
+            )
+        return
     process = (loader.multiprocessing_context or torch.multiprocessing).Process
     made = process if isinstance(process, type) else type(process())
     if not issubclass(made, BaseProcess):
         raise BatchTypeError(
             "DataLoader: the workers of multiprocessing_context must be processes, but "
             f"are of {made.__module__}.{made.__qualname__}. Remove "
-            "multiprocessing_context (MONAI: use_thread_workers), or set num_workers=0."
+            "multiprocessing_context (MONAI: use_thread_workers) and use "
+            "worker_method='thread', or set num_workers=0."
         )
 
 

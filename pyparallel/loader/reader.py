@@ -16,7 +16,7 @@ from ..core.torch_private import numpy_seed, set_worker_info
 from ._random_state import SampleTask
 from .fetchers import IterableFetcher, MapFetcher, Source, Times, early_end
 from .sample_errors import NO_SAMPLES
-from .tracebacks import rank_text
+from .tracebacks import message_of, rank_text
 
 #: The kinds of answers: a batch, a batch without samples, an error, the end of an
 #: iterable dataset.
@@ -79,6 +79,7 @@ class Reader:
         self._epoch = 0
         self._fetcher: MapFetcher | IterableFetcher
         self._start_error: BaseException | None = None
+        self._start_text = ""
 
     def start(self, worker: int) -> None:
         """Prepare a worker: threads of torch, seeds, the worker info, the user's init.
@@ -91,19 +92,11 @@ class Reader:
             self._times = Times(time.process_time)
             self._begin(worker)
             return
-        # Finished child processes are counted in workers only: it takes a call more.
-        self._times = Times(cpu_seconds, CoreWait())
-        torch.set_num_threads(1)
-        seed = self._base_seed + worker
-        random.seed(seed)
-        torch.manual_seed(seed)
-        try:
-            import numpy as np
-        except ImportError:
-            pass
-        else:
-            np.random.seed(numpy_seed(self._base_seed, worker))
-        set_worker_info(worker, source.num_workers, seed, source.dataset)
+        # Finished child processes are counted in processes only: it takes a call more.
+        clock = time.thread_time if source.in_thread else cpu_seconds
+        self._times = Times(clock, CoreWait())
+        if not source.in_thread:
+            self._prepare_process(worker)
         try:
             if source.init is not None:
                 source.init(worker)
@@ -116,6 +109,19 @@ class Reader:
             raise
         except BaseException as error:
             self._start_error = error
+
+    def _prepare_process(self, worker: int) -> None:
+        source, seed = self._source, self._base_seed + worker
+        torch.set_num_threads(1)
+        random.seed(seed)
+        torch.manual_seed(seed)
+        try:
+            import numpy as np
+        except ImportError:
+            pass
+        else:
+            np.random.seed(numpy_seed(self._base_seed, worker))
+        set_worker_info(worker, source.num_workers, seed, source.dataset)
 
     def _begin(self, worker: int) -> None:
         """Restore the dataset, and begin its first epoch."""
@@ -146,8 +152,8 @@ class Reader:
         Without workers, an error is raised. An answer would be a cycle: the traceback
         of the error refers to the frames that have the answer.
         """
-        if self._start_error is not None:
-            return Answer(ERROR, self._start_error)
+        if self._start_error is not None or self._start_text:
+            return Answer(ERROR, self._take_start_error())
         epoch, self.number, indices = task
         self._times.begin()
         try:
@@ -191,6 +197,24 @@ class Reader:
         stacked, padding = self._padding.stacked_nbytes, self._padding.padding_nbytes
         made = fetch, collate, fetch_cpu, collate_cpu
         return Figures(*made, stacked, padding, pack, pack_cpu, waited)
+
+    def _take_start_error(self) -> BaseException:
+        """Return the error of `start`, for each task.
+
+        The loop raises the object of a thread, and its traceback then refers to the
+        iterator, which would keep the thread alive. So the thread forgets it.
+        """
+        error = self._start_error or RuntimeError(self._start_text)
+        if self._source.in_thread and not self._start_text:
+            name, text = type(error).__name__, message_of(error)
+            self._start_error, self._start_text = (
+                None,
+                (
+                    "DataLoader: a worker must start before it reads samples, but its "
+                    f"start raised {name}: {text}. Make a new iterator."
+                ),
+            )
+        return error
 
     def _locate(self, error: BaseException) -> str:
         try:

@@ -29,7 +29,7 @@ from ..core.errors import (
     type_name,
     warn_once,
 )
-from ..core.torch_private import ExceptionWrapper
+from ..core.torch_private import ExceptionWrapper, in_worker_thread
 from ._random_state import IndexKindError, SampleTask, sample_key
 from .arguments import Loader
 from .errors import is_death_report, wrap_exception
@@ -261,7 +261,7 @@ class ErrorPolicy:
             raise error
         cause: Exception | ExceptionWrapper = error
         info = get_worker_info()
-        if info is not None:
+        if info is not None and not in_worker_thread():
             where = f"in DataLoader worker process {info.id}"
             cause = wrap_exception(where, location)
         text = f"{type(error).__qualname__}: {message_of(error)}"[:_MAX_TEXT]

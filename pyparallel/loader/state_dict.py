@@ -13,6 +13,7 @@ from typing import Any
 
 from torch.utils.data import IterDataPipe, MapDataPipe
 
+from ..core.errors import type_name
 from . import _random_state
 from ._loader_state import (
     find_epochs,
@@ -23,6 +24,7 @@ from ._loader_state import (
     state_between_epochs,
 )
 from ._progress import Progress
+from ._sampler_state import is_stateful
 from ._state_format import decode, encode
 from .arguments import Loader
 from .sample_errors import SampleError
@@ -148,6 +150,15 @@ class StatefulLoader:
             raise RuntimeError(
                 f"DataLoader.{method} must know the order of batches, but the loader "
                 f"has in_order=False. Remove in_order=False."
+            )
+        is_shared = loader.worker_method == "thread" and loader.num_workers > 1
+        if is_shared and is_stateful(loader.dataset) and not loader.replay_dataset:
+            raise RuntimeError(
+                f"DataLoader.{method} must know the state of the dataset in each "
+                f"worker, but {loader.num_workers} threads share one state of "
+                f"{type_name(loader.dataset)}. Use num_workers=1, replay_dataset=True, "
+                "or worker_method='multiprocessing', or give the state to the iterator "
+                "of an iterable dataset."
             )
         if isinstance(loader.dataset, IterDataPipe | MapDataPipe):
             raise TypeError(

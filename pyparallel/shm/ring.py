@@ -312,6 +312,23 @@ class Slab:
             self.clear_gaps(self.leading_bytes(self.used))
         return True
 
+    def close(self) -> tuple[Any, list[Range]]:
+        """Return the owner of the memory, None without one, and the marked gaps.
+
+        Raises:
+            RuntimeError: as `finish`.
+        """
+        self._memory = None
+        if not self.checks_gaps or not self._ring.committed(self.index):
+            return self._owner(), []
+        try:
+            self._ring.check_gaps(self.index, self.used, self._ends, _POISON)
+        except BaseException:
+            self.release()
+            raise
+        self._ring.mark_gaps(self.index, self.used, self._ends)
+        return self._owner(), self._ends
+
     def clear_gaps(self, memory: torch.Tensor) -> None:
         """Write zeros into the gaps: of the slab's bytes, or of a copy of them."""
         for first, last in self.gaps:
@@ -414,11 +431,35 @@ class Ring(RingMemory):
             RuntimeError: the worker does not hold the slab, or a write outside of the
                 tensors of a slab was found. This is checked with poison enabled.
         """
+        owner = self.owner(slab)
+        self._hold(owner, slab, holder, nbytes, gaps)
+        return self.payload(owner, nbytes)
+
+    def keep(self, slab: Slab) -> None:
+        """Take a slab over from a thread of this process. Its tensors stay valid.
+
+        Raises:
+            RuntimeError: as `adopt`.
+        """
+        owner, gaps = slab.close()
+        if owner is None:  # no tensor is left
+            self.release(slab.index, slab.holder)
+            return
+        try:
+            self._hold(owner, slab.index, slab.holder, slab.used, gaps)
+        except BaseException:
+            if self.holders()[slab.index] == slab.holder:
+                slab.release()
+            raise
+
+    def _hold(
+        self, owner: Any, slab: int, holder: int, nbytes: int, gaps: Sequence[Range]
+    ) -> None:
+        """Become the holder of a slab until its owner is freed. See `adopt`."""
         if self._damage:
             self._unraised.clear()
             raise RuntimeError(self._damage)
         # The finalizer comes first, so that any error below frees the slab.
-        owner = self.owner(slab)
         end = weakref.finalize(owner, self._on_unused, slab, nbytes, gaps)
         end.atexit = False
         if not backend.ring_pass(self.header, slab, holder, PARENT):
@@ -437,7 +478,6 @@ class Ring(RingMemory):
                 end.detach()
                 self.release(slab, PARENT)
                 raise
-        return self.payload(owner, nbytes)
 
     def reclaim(self, holder: int) -> None:
         """Free the slabs of a worker that has ended, normally or not."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
@@ -30,6 +31,13 @@ class Program(Protocol):
 
     def run(self, task: Any) -> Any:
         """Return the answer to a task. An error of the task is an answer as well."""
+
+
+class ThreadProgram(Program, Protocol):
+    """The code of a worker that is a thread."""
+
+    def end(self) -> None:
+        """Undo `Program.start`, in the thread. No task follows."""
 
 
 class PackedProgram(Protocol):
@@ -117,6 +125,20 @@ class Workers:
     def stack(self, worker: int) -> str:
         """Return the stacks of a worker's threads. Empty if they cannot be known."""
         return ""
+
+    def name(self, worker: int) -> str:
+        """Return the name by which a user finds a worker."""
+        return f"pid {self.processes[worker].pid}"
+
+
+def check_process(pid: int) -> None:
+    """Raise RuntimeError in a process that is not the one of these workers."""
+    if os.getpid() != pid:
+        raise RuntimeError(
+            "DataLoader: an iterator with workers must be used in the process that "
+            f"made it, pid {pid}, but this is pid {os.getpid()}, to which "
+            "its batches do not belong. Call iter() of the loader in this process."
+        )
 
 
 class WorkerDied(RuntimeError):

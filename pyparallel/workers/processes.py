@@ -29,7 +29,14 @@ from . import deaths, descriptors
 from ._channel import Channel, close_in_children, pair
 from ._run import FAILED, LAST, READY, work
 from ._start import deferred_signals, start
-from .interface import PackedProgram, ProgramError, Woken, WorkerDied, Workers
+from .interface import (
+    PackedProgram,
+    ProgramError,
+    Woken,
+    WorkerDied,
+    Workers,
+    check_process,
+)
 
 #: A process that holds a copy of a worker's socket hides its end. So the parent also
 #: asks the system after each wait of this number of seconds.
@@ -149,7 +156,7 @@ class ProcessWorkers(Workers):
 
     def send(self, worker: int, task: Any) -> None:
         """See `Workers.send`."""
-        self._check_process()
+        check_process(self._pid)
         data, sent = _dump(task)
         with self._lock:
             each = self._workers[worker]
@@ -167,7 +174,7 @@ class ProcessWorkers(Workers):
 
     def receive(self, worker: int | None, timeout: float | None) -> tuple[int, Any]:
         """See `Workers.receive`."""
-        self._check_process()
+        check_process(self._pid)
         asked = self._workers if worker is None else [self._workers[worker]]
         end = float("inf") if timeout is None else time.monotonic() + timeout
         try:
@@ -184,14 +191,6 @@ class ProcessWorkers(Workers):
         except OSError:
             self.close()
             raise
-
-    def _check_process(self) -> None:
-        if os.getpid() != self._pid:
-            raise RuntimeError(
-                "DataLoader: an iterator with workers must be used in the process that "
-                f"made it, pid {self._pid}, but this is pid {os.getpid()}, to which "
-                "its batches do not belong. Call iter() of the loader in this process."
-            )
 
     def _take(self, asked: list[_Worker]) -> tuple[int, Any] | None:
         """Return a worker's number and its answer, None if no answer has arrived.

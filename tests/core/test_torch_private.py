@@ -31,7 +31,7 @@ OF_PYTHON = {
     "_flag",
 }
 OF_PYTHON |= {"_popen", "_extra_reducers", "_writer"}  # of multiprocessing
-OF_PYTHON |= {"_target", "_is_gil_enabled"}  # of threads and sys
+OF_PYTHON |= {"_target", "_is_gil_enabled", "_current_frames"}  # of threads and sys
 #: Of NumPy's global generator, and the package's own marks on objects of torch.
 OF_OTHERS = {"_rand", "_bit_generator", "_former_parameters", "_profiled_epoch"}
 #: Names with a replacement: the object that has each.

@@ -13,6 +13,7 @@ import re
 import subprocess
 import threading
 import time
+import traceback
 import urllib.error
 import warnings
 from collections.abc import Callable
@@ -33,7 +34,16 @@ KINDS: dict[str, dict[str, Any]] = {
     "1 worker": {"num_workers": 1},
     "fork": {"num_workers": 2, "multiprocessing_context": "fork"},
     "persistent": {"num_workers": 2, "persistent_workers": 1},
+    "threads": {"num_workers": 2, "worker_method": "thread"},
+    "persistent threads": {
+        "num_workers": 2,
+        "worker_method": "thread",
+        "persistent_workers": True,
+    },
 }
+#: Behaviours that threads cannot have: they share the global random states and the
+#: variables of the process.
+NOT_OF_THREADS = {"worker info, seeds and random numbers", "worker_init_fn"}
 with_kinds = pytest.mark.parametrize("kind", KINDS)
 
 
@@ -82,6 +92,15 @@ def seen(index: int) -> list[Any]:
     return [index, about, threads, drawn, seed, os.environ.get("OF_INIT")]
 
 
+def known(index: int) -> list[Any]:
+    """Return all that a dataset sees of its worker, without random numbers."""
+    info = get_worker_info()
+    if info is None:
+        return [index]
+    about = info.id, info.num_workers, info.seed, type(info.dataset)
+    return [index, about, torch.get_num_threads()]
+
+
 def set_variable(worker: int) -> None:
     os.environ["OF_INIT"] = f"{worker} {get_worker_info().seed} {torch.rand(())}"
 
@@ -105,11 +124,14 @@ BEHAVIOURS: dict[str, Callable[[Any, dict[str, Any]], Any]] = {
     "worker info, seeds and random numbers": lambda cls, kind: epochs(
         cls(Map(6, seen), 2, collate_fn=as_is, shuffle=True, **kind)
     ),
+    "worker info": lambda cls, kind: epochs(
+        cls(Map(6, known), 2, collate_fn=as_is, shuffle=True, **kind)
+    ),
     "worker_init_fn": lambda cls, kind: epochs(
         cls(Map(6, seen), 2, collate_fn=as_is, worker_init_fn=set_variable, **kind)
     ),
     "batches read at once": lambda cls, kind: epochs(
-        cls(Batched(5, seen), 2, collate_fn=as_is, **kind)
+        cls(Batched(5, known), 2, collate_fn=as_is, **kind)
     ),
     "ends of streams": lambda cls, kind: epochs(cls(Shards(5, 1), 2, **kind)),
     "ends of streams, short batches dropped": lambda cls, kind: epochs(
@@ -207,9 +229,15 @@ def around_an_error(loader: Any) -> list[Any]:
 def test_a_behaviour_is_that_of_torch(behaviour: str, kind: str) -> None:
     both = []
     for cls in (TorchLoader, DataLoader):
+        options = dict(KINDS[kind])
+        is_thread = options.get("worker_method") == "thread"
+        if is_thread and behaviour in NOT_OF_THREADS:
+            return
+        if cls is TorchLoader:
+            options.pop("worker_method", None)
         seed_everything()
         try:
-            found: Any = BEHAVIOURS[behaviour](cls, KINDS[kind])
+            found: Any = BEHAVIOURS[behaviour](cls, options)
         except LookupError as error:  # while torch draws ahead, in iter()
             found = type(error)
         drawn = torch.rand(3).tolist(), random.random(), np.random.rand()
@@ -286,7 +314,11 @@ def test_an_exception_keeps_its_class_and_its_attributes(name: str, kind: str) -
     assert type(caught.value) is cls
     for attribute, value in attributes.items():
         assert getattr(caught.value, attribute) == value
-    if KINDS[kind] and not issubclass(cls, Exception):
+    if "threads" in kind:
+        assert batches._workers == []
+        assert [int(batch) for batch in batches] == [4, 5]
+        assert traceback.extract_tb(caught.tb)[-1].name == "read"
+    elif KINDS[kind] and not issubclass(cls, Exception):
         (dead,) = (batches._workers[i] for i in (1 % len(batches._workers),))
         dead.join(10)
         assert dead.exitcode is not None
@@ -299,7 +331,9 @@ def test_a_class_that_does_not_pickle_keeps_its_name_and_text(kind: str) -> None
 
     with pytest.raises((ValueError, RuntimeError)) as caught:
         list(DataLoader(Map(2, read), **KINDS[kind]))
-    if KINDS[kind]:
+    if "threads" in kind:
+        assert type(caught.value).__name__ == "Local"
+    elif KINDS[kind]:
         assert type(caught.value) is RuntimeError
         assert "Local, which does not pickle, was raised" in str(caught.value)
         assert "of a function" in str(caught.value)

@@ -1,0 +1,151 @@
+"""Workers that are threads: the program of each, and its batches in recycled slabs.
+
+Note: [batches of threads]. A thread writes the tensors of a batch into a slab of the
+ring, as a worker process does. The batch is not packed: its tensors refer to the slab,
+which is free when the last of them is. A batch that ``collate_fn`` allocated elsewhere
+stays there, so each batch is written once.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Sequence
+from contextlib import ExitStack
+from queue import Empty, SimpleQueue
+
+import torch
+
+from ..batch import allocation
+from ..core import thread_state
+from ..core.torch_private import pin_memory, worker_thread
+from ..core.tracing import span
+from ..shm.messages import INLINE_NBYTES, LazySlab
+from ..shm.ring import Ring
+from ..shm.serialization import RingMiss
+from ..transfer.device import relaxed_here
+from ..workers.threads import ThreadWorkers
+from .fetchers import Source
+from .messages import Facts, collate_tensors
+from .reader import BATCH, ERROR, Answer, Reader, Task
+
+#: The longest time in which a new thread sets its number of torch's threads.
+_START_SECONDS = 5.0
+
+
+class _Slab(LazySlab):
+    """A slab of a batch that stays in this process.
+
+    Attributes:
+        miss: the reason why a large tensor is not in the slab, or None.
+    """
+
+    miss: RingMiss | None = None
+
+    def empty(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor | None:
+        """See `LazySlab.empty`."""
+        found = super().empty(shape, dtype)
+        nbytes = math.prod(shape) * dtype.itemsize
+        if found is None and self.ring is not None and nbytes > self.limit:
+            reason, slab = "full", self.slab
+            if slab is not None:
+                reason = "large" if slab.requested > slab.capacity else "memory"
+                nbytes = slab.requested
+            self.miss = RingMiss(reason, nbytes)
+        return found
+
+
+class ThreadReader:
+    """The program of a worker thread. See Note [batches of threads].
+
+    Args:
+        source: the dataset and the arguments of its loader, which the threads share.
+        base_seed: of the loader.
+        ring: the ring, None without one.
+        first_holder: the number of worker 0 in the ring.
+        pin_device: the device for which batches are pinned, None to not pin them.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        base_seed: int,
+        ring: Ring | None,
+        first_holder: int,
+        pin_device: str | None,
+    ) -> None:
+        policy = copy.copy(source.policy)
+        if policy is not None:
+            policy.failures = []
+        tracker = source.tracker and source.tracker.for_thread(policy)
+        self._source = source._replace(policy=policy, tracker=tracker, in_thread=True)
+        self._reader = Reader(self._source, base_seed)
+        self._base_seed, self._ring, self._holder = base_seed, ring, first_holder
+        self._pin_device = pin_device
+        self._limit = 0 if pin_device else INLINE_NBYTES
+        self._state = thread_state.capture()  # that of the loop, as in a fork
+        self.has_one_thread: SimpleQueue[None] = SimpleQueue()
+        self._exit = ExitStack()
+
+    def start(self, worker: int) -> None:
+        """See `Program.start`."""
+        torch.get_num_threads()  # a first call later would set it anew
+        torch.set_num_threads(1)
+        self.has_one_thread.put(None)
+        self._holder += worker
+        source = self._source
+        self._exit.enter_context(thread_state.applied(self._state))
+        about = worker, source.num_workers, self._base_seed + worker, source.dataset
+        self._exit.enter_context(worker_thread(*about, collate_tensors))
+        self._reader.start(worker)
+
+    def end(self) -> None:
+        """See `ThreadProgram.end`."""
+        self._exit.close()
+
+    def run(self, task: Task) -> tuple[Answer, Facts]:
+        """See `Program.run`."""
+        slab = _Slab(self._ring, self._holder, self._limit)
+        try:
+            with allocation.allocate_from(slab):
+                answer = self._reader.run(task)
+            if answer.kind == BATCH:
+                return self._keep(answer, slab)
+        except BaseException as error:  # also of `sys.exit`, as without workers
+            answer = Answer(ERROR, error)
+        slab.release()
+        return answer, Facts(0, False, False, None)
+
+    def _keep(self, answer: Answer, lazy: _Slab) -> tuple[Answer, Facts]:
+        slab, lazy.slab = lazy.slab, None
+        with span("pyparallel.pack"):
+            if slab is not None and self._ring is not None:
+                self._ring.keep(slab)  # this pins it
+            if self._pin_device is not None:
+                with relaxed_here():  # beside a graph capture of another thread
+                    pinned = pin_memory(answer.value, self._pin_device)
+                answer = answer._replace(value=pinned)
+        facts = Facts(
+            0,  # the loop counts them
+            slab is not None and lazy.miss is None,
+            self._pin_device is not None,
+            lazy.miss,
+        )
+        return answer._replace(figures=self._reader.end_message()), facts
+
+
+def start_threads(programs: Sequence[ThreadReader]) -> ThreadWorkers:
+    """Start a thread for each program, each with one thread of torch's own.
+
+    torch has one number of threads for each thread, and one for future threads. The
+    workers set both, so this thread restores the second one.
+    """
+    count = torch.get_num_threads()
+    workers = ThreadWorkers(programs)
+    try:
+        for program in programs:
+            program.has_one_thread.get(timeout=_START_SECONDS)
+    except Empty:
+        pass  # the system is very busy, and the loop may begin
+    torch.set_num_threads(count)
+    return workers

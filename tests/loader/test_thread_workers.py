@@ -1,0 +1,506 @@
+"""Workers that are threads: shared data sets, memory, seeds, errors and forks."""
+
+from __future__ import annotations
+
+import gc
+import os
+import random
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import resumed
+import torch
+from loader_sets import Making, Numbers, wait_for
+from resumed import Case, continued, uninterrupted
+from torch.utils.data import IterableDataset, default_collate, get_worker_info
+from torch.utils.data._utils import collate as torch_collate
+from torch.utils.data._utils import worker as torch_worker
+
+import pyparallel
+from pyparallel import DataLoader, PreDataLoader, sample_random
+
+pytestmark = pytest.mark.timeout(120)
+
+THREADS: dict[str, Any] = {"num_workers": 2, "worker_method": "thread"}
+#: Kinds of workers and numbers of them, which must all give the same.
+KINDS: list[dict[str, Any]] = [
+    {},
+    {"num_workers": 2, "multiprocessing_context": "fork"},
+    THREADS,
+    {**THREADS, "num_workers": 3, "persistent_workers": True},
+    {**THREADS, "num_workers": 1, "prefetch_factor": 4},
+]
+
+
+#: The default of each argument in them.
+INLINE: dict[str, Any] = {
+    "num_workers": 0,
+    "worker_method": "multiprocessing",
+    "multiprocessing_context": None,
+    "prefetch_factor": None,
+    "persistent_workers": False,
+}
+
+
+@pytest.fixture(autouse=True)
+def _torch_is_restored() -> Iterator[None]:
+    code = torch_worker.get_worker_info.__code__
+    function = torch_collate.default_collate_fn_map[torch.Tensor]
+    threads = torch.get_num_threads()
+    yield
+    gc.collect()
+    wait_for(lambda: torch_worker.get_worker_info.__code__ is code)
+    assert torch_collate.default_collate_fn_map[torch.Tensor] is function
+    assert torch.get_num_threads() == threads
+    fresh: list[int] = []
+    thread = threading.Thread(target=lambda: fresh.append(torch.get_num_threads()))
+    thread.start()
+    thread.join()
+    assert fresh == [threads]
+
+
+class Shared:
+    """A dataset of objects that neither pickle nor copy."""
+
+    def __init__(self, length: int) -> None:
+        self.length, self.lock, self.read = length, threading.Lock(), lambda i: i * 2
+        self.file, self.seen = open(os.devnull, "rb"), set()
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, index: int) -> Any:
+        info = get_worker_info()
+        assert info is not None and info.dataset is self
+        with self.lock:
+            self.seen.add((info.id, threading.get_ident()))
+        assert self.file.read(1) == b"" and torch.get_num_threads() == 1
+        return torch.full((150, 150), float(self.read(index)))
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise AssertionError("it was pickled or copied")
+
+
+@pytest.mark.parametrize("options", [{}, {"persistent_workers": True}], ids=str)
+@pytest.mark.parametrize("wrap", [lambda each: each, PreDataLoader])
+def test_threads_share_the_dataset_itself(
+    options: dict[str, Any], wrap: Callable[[Any], Any]
+) -> None:
+    dataset = Shared(20)
+    loader = wrap(DataLoader(dataset, 2, collate_fn=None, **THREADS, **options))
+    for _ in range(2):
+        found = [batch[:, 0, 0].tolist() for batch in loader]
+        assert found == [[4.0 * i, 4.0 * i + 2] for i in range(10)]
+    assert {number for number, _ in dataset.seen} == {0, 1}
+    dataset.file.close()
+    assert get_worker_info() is None
+
+
+COLLATE = {
+    "default": None,
+    "inside": lambda samples: default_collate(samples),
+    "collate": pyparallel.collate,
+    "rules": pyparallel.Collate(),
+}
+
+
+@pytest.mark.parametrize("name", COLLATE)
+def test_a_batch_is_written_once_into_a_recycled_slab(name: str) -> None:
+    data = Numbers(30, (150, 150))
+    loader = DataLoader(data, 2, collate_fn=COLLATE[name], **THREADS)
+    addresses = set()
+    for number, batch in enumerate(loader):
+        assert batch[0].unique().tolist() == [2 * number]
+        assert batch[1].unique().tolist() == [2 * number + 1]
+        assert not batch.is_shared()  # it is no file of torch's
+        addresses.add(batch.data_ptr())
+    stats = loader.stats()
+    assert (stats.ring_hits, stats.ring_misses) == (15, 0)
+    assert stats.pack_cpu_seconds <= stats.collate_cpu_seconds + 1
+    ring: Any = loader._receiver.ring
+    assert len(addresses) <= ring.num_slabs
+    del batch
+    assert ring.holders() == [0] * ring.num_slabs
+
+
+def test_a_slab_is_not_written_while_any_tensor_of_it_lives() -> None:
+    loader = DataLoader(Numbers(40, (150, 150)), **THREADS, ring_slabs=6)
+    kept, misses = [], 0
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # PP201: all slabs are in use
+        for number, batch in enumerate(loader):
+            kept.append((number, batch[0, :50, 3]))
+            if number % 7 == 6:
+                del kept[::2]
+            for value, part in kept:
+                assert part.unique().tolist() == [value]
+        misses = loader.stats().ring_misses
+    assert misses > 0
+    del kept, batch, part
+    ring: Any = loader._receiver.ring
+    assert ring.holders() == [0] * 6
+
+
+def test_a_tensor_that_the_dataset_keeps_stays_as_it_is() -> None:
+    cache: list[torch.Tensor] = []
+
+    def collate(samples: Any) -> Any:
+        cache.append(default_collate(samples))
+        return cache[-1]
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        loader = DataLoader(Numbers(24, (150, 150)), collate_fn=collate, **THREADS)
+        assert len(list(loader)) == 24
+    values = sorted(int(each.unique().item()) for each in cache)
+    assert values == list(range(24))
+
+
+@pytest.mark.parametrize("how", ["left", "error", "end"])
+def test_slabs_are_free_after_an_epoch_that_was_left(how: str) -> None:
+    def make(index: int) -> torch.Tensor:
+        if how == "error" and index == 5:
+            raise ValueError("no 5")
+        return torch.ones(150, 150)
+
+    loader = DataLoader(Making(make, 12), **THREADS)
+    for _ in range(3):
+        try:
+            for _batch in loader:
+                if how == "left":
+                    break
+        except ValueError as error:
+            assert any(
+                "at index 5" in note
+                for note in getattr(error, "__notes__", ["at index 5"])
+            )
+            error.__traceback__ = None
+        del _batch
+    ring: Any = loader._receiver.ring
+    wait_for(lambda: ring.holders() == [0] * ring.num_slabs)
+
+
+class Drawing(resumed.Numbers):
+    """Samples of random numbers of their own generators."""
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        own = sample_random()
+        assert own is sample_random()
+        drawn = [own.python.random(), own.numpy.random()]
+        drawn += torch.rand(2, generator=own.torch, dtype=torch.float64).tolist()
+        return torch.tensor([index, *drawn], dtype=torch.float64)
+
+
+def mixed(samples: list[torch.Tensor]) -> torch.Tensor:
+    """Collate with random weights, as MixUp does."""
+    return torch.stack([*samples, torch.full((5,), sample_random().python.random())])
+
+
+def drawing(**options: Any) -> Case:
+    given = {"sample_seeds": True, "collate_fn": mixed, **options}
+    return Case("shuffle", 11, 3, Drawing(11), given, epochs=2)
+
+
+@pytest.mark.parametrize("options", KINDS[1:], ids=str)
+def test_a_sample_draws_the_same_in_every_worker(options: dict[str, Any]) -> None:
+    expected, _ = uninterrupted(drawing())
+    drawn = [str(row[1:]) for _, batch in expected for row in batch]
+    assert len({*drawn}) == len(drawn)
+    batches, stops = uninterrupted(drawing(**options))
+    is_persistent = bool(options.get("persistent_workers"))
+    assert batches[:4] == expected[:4]  # the first epoch
+    # A later one of persistent workers draws no new base seed, so its order differs.
+    assert is_persistent or batches == expected
+    for stop in (stops[3], stops[6]):
+        for later in KINDS:
+            if bool(later.get("persistent_workers")) == is_persistent:
+                found = continued(drawing(**options), stop, **{**INLINE, **later})
+                assert found == batches[stop.given :]
+
+
+def test_the_global_states_are_left_alone_by_threads() -> None:
+    dataset = Drawing(9)
+    loader = DataLoader(dataset, 3, sample_seeds=True, **THREADS)
+    batches = iter(loader)  # this draws the base seed
+    states = random.getstate(), torch.get_rng_state().tolist(), np.random.rand()
+    np.random.seed(3)
+    list(batches)
+    assert random.getstate() == states[0]
+    assert torch.get_rng_state().tolist() == states[1]
+    expected = np.random.RandomState(3).rand()
+    assert np.random.rand() == expected
+
+
+def test_the_numbers_do_not_depend_on_the_number_of_ranks() -> None:
+    def rows(num_replicas: int) -> dict[float, list[float]]:
+        found = {}
+        for rank in range(num_replicas):
+            sampler = torch.utils.data.DistributedSampler(
+                Drawing(8), num_replicas, rank, seed=4
+            )
+            generator = torch.Generator().manual_seed(2)
+            loader = DataLoader(
+                *(Drawing(8), 2),
+                sampler=sampler,
+                sample_seeds=True,
+                **THREADS,
+                generator=generator,
+            )
+            for batch in loader:
+                found.update({row[0]: row[1:] for row in batch.tolist()})
+        return found
+
+    assert rows(1) == rows(2) == rows(4) and len(rows(1)) == 8
+
+
+def test_generators_belong_to_one_sample_of_one_thread() -> None:
+    with pytest.raises(RuntimeError, match=r"^sample_random\(\) must be called in a"):
+        sample_random()
+    found: list[Any] = []
+
+    def elsewhere() -> None:
+        try:
+            sample_random()
+        except RuntimeError as error:
+            found.append(str(error))
+
+    class Nesting(Drawing):
+        def __getitem__(self, index: int) -> Any:
+            first = sample_random()
+            inner = DataLoader(Drawing(2), sample_seeds=True)
+            assert len(list(inner)) == 2
+            assert sample_random() is first
+            thread = threading.Thread(target=elsewhere)
+            thread.start()
+            thread.join()
+            return index
+
+    assert len(list(DataLoader(Nesting(2), sample_seeds=True))) == 2
+    assert len(found) == 2
+    with pytest.raises(RuntimeError, match="this thread reads none"):
+        sample_random()
+    with pytest.raises(RuntimeError, match="this thread reads none"):
+        list(DataLoader(Drawing(2), **THREADS))  # without sample_seeds
+
+
+DRAWS: dict[str, Callable[[], Any]] = {
+    "torch (rand)": lambda: torch.rand(2),
+    "torch (uniform_)": lambda: torch.empty(2).uniform_(),
+    "random or NumPy": random.random,
+    "random or NumPy ": np.random.rand,
+}
+
+
+@pytest.mark.parametrize("name", DRAWS)
+def test_a_draw_from_a_global_generator_is_a_warning(name: str) -> None:
+    pyparallel.core.errors._warned.pop("PP219", None) if isinstance(
+        pyparallel.core.errors._warned, dict
+    ) else pyparallel.core.errors._warned.clear()
+
+    def make(index: int) -> int:
+        DRAWS[name]()
+        return index
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        list(DataLoader(Making(make, 12), sample_seeds=True, **THREADS))
+    texts = [str(each.message) for each in caught if "PP219" in str(each.message)]
+    assert len(texts) == 1 and f"generator of {name.strip()}, which" in texts[0]
+
+
+def test_own_generators_are_no_warning() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        list(DataLoader(Drawing(12), sample_seeds=True, **THREADS))
+
+
+class Ordered(resumed.Uneven):
+    """Shards of their own lengths, in order."""
+
+    def __iter__(self) -> Iterator[Any]:
+        worker, length = self.share()
+        return iter([torch.tensor(100 * worker + i) for i in range(length)])
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+@pytest.mark.parametrize("kind", ["shuffle", Ordered, resumed.UnevenCursors])
+def test_a_state_continues_with_threads_and_with_processes(
+    kind: Any, persistent: bool
+) -> None:
+    process = {"num_workers": 2, "multiprocessing_context": "fork"}
+    process["persistent_workers"] = persistent
+    if isinstance(kind, str):
+        case = Case(kind, 11, 2, options=process, epochs=2)
+    else:
+        case = Case("", 0, 2, kind((7, 4)), process, epochs=2)
+    expected, stops = uninterrupted(case)
+    threads = {**process, **THREADS, "multiprocessing_context": None}
+    own = Case(case.order, case.length, 2, case.dataset, threads, epochs=2)
+    batches, thread_stops = uninterrupted(own)
+    assert batches == expected
+    for stop, other in zip(stops[2:7:2], thread_stops[2:7:2], strict=True):
+        assert continued(case, stop, **threads) == expected[stop.given :]
+        assert continued(case, other) == expected[other.given :]
+        assert continued(case, other, **threads) == expected[other.given :]
+
+
+class Own(IterableDataset[int]):
+    """An iterable dataset that is its own iterator."""
+
+    def __iter__(self) -> Any:
+        return self
+
+    def __next__(self) -> int:
+        return 1
+
+
+def test_one_state_for_several_threads_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"an iterator of its own, but .*Own returns"):
+        next(iter(DataLoader(Own(), **THREADS)))
+    assert next(iter(DataLoader(Own(), **{**THREADS, "num_workers": 1}))) == 1
+    loader = DataLoader(resumed.Remembering(8), **THREADS)
+    assert len(list(loader)) == 8
+    with pytest.raises(
+        RuntimeError, match=r"2 threads share one state of .*Remembering"
+    ):
+        loader.state_dict()
+    one = {**THREADS, "num_workers": 1}
+    case = Case("sequential", 9, 2, resumed.Remembering(9), one, epochs=2)
+    batches, stops = uninterrupted(case)
+    assert continued(case, stops[3]) == batches[stops[3].given :]
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"worker_method": "threads"}, "must be 'multiprocessing' or 'thread', but is"),
+        ({**THREADS, "multiprocessing_context": "fork"}, "must be None, but is"),
+    ],
+    ids=str,
+)
+def test_arguments_that_do_not_fit_are_errors(
+    options: dict[str, Any], text: str
+) -> None:
+    with pytest.raises(ValueError, match=text):
+        DataLoader(range(4), **options)
+
+
+def test_a_stuck_thread_is_named_with_its_stack() -> None:
+    released = threading.Event()
+
+    def stuck_in_user_code(index: int) -> int:
+        released.wait(60)
+        return index
+
+    loader = DataLoader(Making(stuck_in_user_code, 4), timeout=0.3, **THREADS)
+    with pytest.raises(RuntimeError, match="DataLoader timed out") as caught:
+        next(iter(loader))
+    text = str(caught.value)
+    assert "worker 0 (thread pyparallel-worker-0) has not finished" in text
+    assert "stuck_in_user_code" in text
+    released.set()
+
+
+@pytest.mark.filterwarnings("ignore:.PP21[56]")
+@pytest.mark.parametrize("mode", ["skip", "replace"])
+def test_errors_of_samples_are_skipped_or_replaced(mode: Any) -> None:
+    def make(index: int) -> int:
+        if index % 3 == 1:
+            raise ValueError(f"no {index}")
+        return index
+
+    both = []
+    for options in ({}, THREADS):
+        loader = DataLoader(Making(make, 12), 4, on_error=mode, **options)
+        both.append(
+            ([batch.tolist() for batch in loader], sorted(loader.sample_errors))
+        )
+    assert both[0] == both[1] and len(both[0][1]) >= 4
+    loader = DataLoader(Making(make, 12), 4, on_error=mode, max_errors=1, **THREADS)
+    with pytest.raises(RuntimeError, match="max_errors"):
+        list(loader)
+
+
+def test_the_local_variables_of_an_error_stay() -> None:
+    def make(index: int) -> int:
+        evidence = f"sample {index}"
+        raise ZeroDivisionError(evidence)
+
+    with pytest.raises(ZeroDivisionError) as caught:
+        list(DataLoader(Making(make, 4), **THREADS))
+    trace = caught.tb
+    while trace.tb_next is not None:
+        trace = trace.tb_next
+    assert trace.tb_frame.f_locals["evidence"] == "sample 0"
+
+
+def test_a_child_of_a_fork_gets_advice_and_other_loaders_work() -> None:
+    loader = DataLoader(Numbers(8), **THREADS)
+    batches = iter(loader)
+    next(batches)
+    read, write = os.pipe()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Python 3.12 warns of forks beside threads
+        pid = os.fork()
+    if not pid:
+        texts = []
+        for call in (lambda: next(batches), lambda: iter(loader)):
+            try:
+                call()
+            except RuntimeError as error:
+                texts.append(str(error))
+        texts.append(str(get_worker_info.__code__.co_filename))
+        del batches
+        gc.collect()
+        try:
+            iter(loader)
+        except RuntimeError as error:
+            texts.append(str(error))
+        texts.append(str(len(list(DataLoader(Numbers(3), **THREADS)))))
+        os.write(write, "|".join(texts).encode())
+        os._exit(0)
+    os.waitpid(pid, 0)
+    used, begun, code, again, other = os.read(read, 1 << 14).decode().split("|")
+    assert "must be used in the process that made it" in used
+    assert begun == again and "forked while the threads ran" in begun
+    assert "Fork before the first iter() or after the epoch" in begun
+    assert code == torch_worker.__file__ and other == "3"
+    assert len(list(batches)) == 7
+    # The advice.
+    if not (pid := os.fork()):
+        os._exit(0 if len(list(loader)) == 8 else 1)
+    assert os.waitpid(pid, 0)[1] == 0
+    os.close(read)
+    os.close(write)
+
+
+def test_an_interrupt_leaves_a_loader_that_works() -> None:
+    loader = DataLoader(
+        Making(lambda index: time.sleep(0.02) or index, 8),
+        persistent_workers=True,
+        **THREADS,
+    )
+    batches = iter(loader)
+    next(batches)
+    main = threading.main_thread().ident
+    assert main is not None
+    import ctypes
+
+    def interrupt() -> None:
+        ctypes.pythonapi.PyThreadState_SetAsyncExc(
+            ctypes.c_ulong(main), ctypes.py_object(KeyboardInterrupt)
+        )
+
+    timer = threading.Timer(0.05, interrupt)
+    timer.start()
+    with pytest.raises(KeyboardInterrupt):
+        while True:
+            for _ in loader:
+                pass
+    timer.join()
+    assert [int(each) for each in loader] == list(range(8))

@@ -1,0 +1,183 @@
+"""Workers that are threads: their ends, forks, errors and stacks, without a loader."""
+
+from __future__ import annotations
+
+import gc
+import os
+import threading
+import time
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import python_runs
+
+from pyparallel.workers.interface import Woken
+from pyparallel.workers.threads import ThreadWorkers
+
+pytestmark = [pytest.mark.one_backend, pytest.mark.timeout(120)]
+
+
+class Program:
+    """Runs its tasks, which are functions."""
+
+    def __init__(self) -> None:
+        self.calls: list[Any] = []
+
+    def start(self, worker: int) -> None:
+        self.calls.append(("start", worker))
+
+    def run(self, task: Any) -> Any:
+        return task()
+
+    def end(self) -> None:
+        self.calls.append("end")
+
+
+@pytest.fixture
+def pool() -> Iterator[ThreadWorkers]:
+    workers = ThreadWorkers([Program() for _ in range(2)])
+    yield workers
+    workers.close()
+
+
+def num_threads() -> int:
+    return sum("pyparallel-worker" in each.name for each in threading.enumerate())
+
+
+def test_answers_come_in_the_order_of_the_tasks_of_each_worker(
+    pool: ThreadWorkers,
+) -> None:
+    for i in range(500):
+        pool.send(i % 2, lambda i=i: i)
+    answers = [pool.receive(i % 2, 10) for i in range(500)]
+    assert answers == [(i % 2, i) for i in range(500)]
+    assert pool._tokens.qsize() <= 1
+    pool.send(1, lambda: "any")
+    assert pool.receive(None, 10) == (1, "any")
+    with pytest.raises(TimeoutError):
+        pool.receive(0, 0.01)
+
+
+def fail() -> None:
+    raise SystemExit(7)
+
+
+def test_an_exception_of_a_program_is_raised_in_its_turn(pool: ThreadWorkers) -> None:
+    for task in (lambda: 1, fail, lambda: 3):
+        pool.send(0, task)
+    assert pool.receive(0, 10) == (0, 1)
+    with pytest.raises(SystemExit) as caught:
+        pool.receive(0, 10)
+    assert caught.value.code == 7
+    assert pool.receive(0, 10) == (0, 3)
+
+
+def test_a_program_that_cannot_start_is_an_error_and_ends() -> None:
+    class Bad(Program):
+        def start(self, worker: int) -> None:
+            raise LookupError("no start")
+
+    pool = ThreadWorkers([Bad()])
+    with pytest.raises(LookupError, match="no start"):
+        pool.receive(0, 10)
+    pool.close()
+    assert num_threads() == 0
+
+
+@pytest.mark.parametrize("call", ["wake", "close"])
+def test_another_thread_ends_a_wait(pool: ThreadWorkers, call: str) -> None:
+    timer = threading.Timer(0.1, getattr(pool, call))
+    timer.start()
+    with pytest.raises(Woken):
+        pool.receive(0, 60)
+    timer.join()
+
+
+@pytest.mark.parametrize("end", ["close", "garbage", "cycle"])
+def test_threads_end_with_their_pool(end: str) -> None:
+    programs = [Program() for _ in range(3)]
+    pool: Any = ThreadWorkers(programs)
+    for worker in range(3):
+        pool.send(worker, lambda: time.sleep(0.05))
+        pool.send(worker, lambda: programs[0].calls.append("late"))
+    dead = weakref.ref(pool)
+    if end == "close":
+        pool.close()
+    pool.cycle = pool if end == "cycle" else None
+    del pool
+    gc.collect()
+    assert dead() is None and num_threads() == 0
+    assert [program.calls[-1] for program in programs] == ["end"] * 3
+    assert "late" not in programs[0].calls
+
+
+def test_a_stuck_thread_keeps_no_one_waiting_and_has_a_stack() -> None:
+    released = threading.Event()
+
+    def stuck_here() -> None:
+        released.wait(60)
+
+    program = Program()
+    pool = ThreadWorkers([program])
+    pool.send(0, stuck_here)
+    while "stuck_here" not in pool.stack(0):
+        time.sleep(0.01)
+    assert pool.name(0) == "thread pyparallel-worker-0"
+    pool.close()
+    assert num_threads() == 1
+    released.set()
+    pool._threads[0].join(10)
+    assert program.calls[-1] == "end"
+
+
+def test_a_fork_has_no_threads_and_says_so(pool: ThreadWorkers) -> None:
+    read, write = os.pipe()
+    if not (pid := os.fork()):
+        try:
+            assert pool.has_lost()
+            pool.close()
+            pool.receive(0, 1)
+        except RuntimeError as error:
+            os.write(write, str(error).encode())
+        finally:
+            os._exit(0)
+    os.waitpid(pid, 0)
+    assert b"must be used in the process that made it" in os.read(read, 1 << 12)
+    pool.send(0, lambda: 5)
+    assert pool.receive(0, 10) == (0, 5)
+    os.close(read)
+    os.close(write)
+
+
+STUCK = """
+import sys, time, threading
+from pyparallel import DataLoader
+class Stuck:
+    def __len__(self):
+        return 4
+    def __getitem__(self, index):
+        print("in", flush=True)
+        {wait}
+loader = DataLoader(Stuck(), num_workers=2, worker_method="thread")
+batches = iter(loader)
+time.sleep(0.2)
+{end}
+"""
+
+
+@pytest.mark.parametrize(
+    "wait",
+    ["time.sleep(1000)", "threading.Lock().__enter__(); threading.Event().wait()"],
+)
+@pytest.mark.parametrize("end", ["", "del batches", "raise KeyboardInterrupt"])
+def test_the_exit_does_not_wait_for_a_stuck_thread(wait: str, end: str) -> None:
+    start = time.monotonic()
+    done = python_runs.run(STUCK.format(wait=wait, end=end))
+    assert time.monotonic() - start < 60
+    assert done.stdout.startswith("in")
+    if end.startswith("raise"):
+        assert "KeyboardInterrupt" in done.stderr
+    else:
+        assert (done.returncode, done.stderr) == (0, "")
