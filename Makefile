@@ -40,6 +40,10 @@ export WERROR ?= 1
 export PIP_COMPILE ?= 0
 unexport PYTHONDONTWRITEBYTECODE
 
+ifneq ($(words $(CURDIR)),1)
+$(error The path of this folder must have no space, because make cannot have one in the \
+	name of a target, but is "$(CURDIR)". Move the folder)
+endif
 V     := $(CURDIR)/.venv
 VCUDA := $(CURDIR)/.venv-cuda
 VPEER := $(CURDIR)/.venv-peers
@@ -66,6 +70,10 @@ TOOLS   := "setuptools>=77,<81" wheel ninja "pybind11>=2.11"
 STEP    := scripts/step
 # It asks the first Python of PATH for the folders of packages.
 PYRIGHT := env PATH="$(V)/bin:$(PATH)" PYTHONPATH="$(CURDIR)" $(V)/bin/pyright
+# A venv without pip is the rest of one that failed.
+NEW_VENV = test -x $(1)/bin/pip || $(STEP) "make $(notdir $(1))" $(PYTHON) -m venv --clear $(1) || \
+	{ echo "$(PYTHON) -m venv must work, but does not. Install the module (Debian and" \
+	"Ubuntu: python3-venv), or name another Python: make PYTHON=python3.12" >&2; exit 1; }
 # Dependencies and metadata only; the extension has its own stamp file.
 DEPS    := PYPARALLEL_BUILD=python PYTHON_BIN $(PIP) --no-build-isolation -e
 SOURCES := setup.py pyproject.toml $(shell find csrc -name '*.h' -o -name '*.cpp' -o -name '*.cu*')
@@ -98,7 +106,7 @@ help: ## list the targets
 
 # ---------------------------------------------------------------- environments
 $(V)/.deps: pyproject.toml
-	@test -x $(V)/bin/python || $(STEP) "make .venv" $(PYTHON) -m venv $(V)
+	@$(call NEW_VENV,$(V))
 	@$(STEP) "install the build tools" $(V)/bin/python $(PIP) $(TOOLS) "build>=1.2,<2"
 	@$(STEP) "install $(TORCH)" $(V)/bin/python $(PIP) $(TORCH_PIP) "$(TORCH)"
 	@test -x "$(CMAKE)" || $(STEP) "install CMake" $(V)/bin/python $(PIP) "cmake>=3.22"
@@ -118,7 +126,7 @@ $(V)/.docs: $(V)/.deps pyproject.toml
 	@touch $@
 
 $(VPEER)/.others: Makefile
-	test -x $(VPEER)/bin/python || $(PYTHON) -m venv $(VPEER)
+	@$(call NEW_VENV,$(VPEER))
 	$(VPEER)/bin/python $(PIP) $(TOOLS)
 	$(VPEER)/bin/python $(PIP) $(TORCH_PIP) "$(TORCH)" numpy mmengine==0.10.7 torchdata==0.11.0 \
 		"accelerate>=1.2,<2" "lightning>=2.4,<3" "transformers>=5,<6" \
