@@ -89,12 +89,14 @@ class ThreadWorkers(Workers):
         RuntimeError: the system allows no more threads.
     """
 
+    is_whole: bool
+
     def __init__(self, programs: Sequence[ThreadProgram]) -> None:
         self._pid = os.getpid()
         self._is_closing = self._is_woken = False
         self._tokens: SimpleQueue[None] = SimpleQueue()
         self._workers = [_Worker(self._tokens) for _ in programs]
-        self.processes = []
+        self.processes: list[Any] = []
         self._threads: list[threading.Thread] = []
         _pools.add(self)
         try:
