@@ -15,9 +15,8 @@ from torch.utils.data import default_collate
 from pyparallel import DataContainer, collate
 
 from . import data, limits, peers
-from ._harness import Contender
+from ._harness import Case, Contender
 from .backends import ours
-from .case import Case
 
 _Samples = Callable[[], list[Tensor]]
 

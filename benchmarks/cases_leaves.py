@@ -13,9 +13,8 @@ from torch.utils.data import default_collate
 from pyparallel import Collate, DataContainer, List, Pad, collate, scatter
 
 from . import data, peers
-from ._harness import Contender
+from ._harness import Case, Contender
 from .backends import AS_LOADED, ours, pack_and_rebuild, use_backend
-from .case import Case
 from .cases_images import near_224
 
 #: As in the example of NVIDIA's multi_tensor_copier.

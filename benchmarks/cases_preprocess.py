@@ -13,9 +13,8 @@ from torch import Tensor
 from pyparallel import ImagePreprocessor
 
 from . import data, limits, peers
-from ._harness import Contender
+from ._harness import Case, Contender
 from .backends import ours
-from .case import Case
 
 with warnings.catch_warnings():  # deprecations of its own dependencies
     warnings.simplefilter("ignore")

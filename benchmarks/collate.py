@@ -14,13 +14,25 @@ from pathlib import Path
 
 import torch
 
-from . import environment, growth, report, sweeps
-from ._harness import Record, compare
+from . import (
+    cases_images,
+    cases_leaves,
+    cases_preprocess,
+    environment,
+    growth,
+    report,
+    sweeps,
+)
+from ._harness import QUICK, Case, Effort, Record, compare
 from .backends import AS_LOADED, use_backend
-from .case import QUICK, Effort
-from .cases import cases
 
 SECTIONS = ("cases", "sweeps", "growth")
+
+
+def cases(quick: bool) -> list[Case]:
+    """Return all cases; with ``quick``, small versions only, to prove that they run."""
+    modules = (cases_images, cases_leaves, cases_preprocess)
+    return [case for module in modules for case in module.cases(quick)]
 
 
 def measure(

@@ -3,15 +3,66 @@
 from __future__ import annotations
 
 import argparse
+import datetime
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
+
+from ._harness import Record
 
 _HERE = Path(__file__).parent
 #: The folder of runs whose results are not kept.
 _SCRATCH = _HERE.parent / "build" / "benchmarks" / "scratch"
+
+
+def parser(name: str, about: str | None, only: bool = True) -> argparse.ArgumentParser:
+    """Return the parser of a command that measures one run.
+
+    Args:
+        name: the name of its module in this package.
+        about: its description.
+        only: add ``--only`` for a part of a title.
+    """
+    found = argparse.ArgumentParser(prog=f"python -m benchmarks.{name}")
+    found.description = about
+    if only:
+        text = "run cases whose title contains this"
+        found.add_argument("--only", default="", help=text)
+    found.add_argument(
+        "--quick", action="store_true", help="a test run without figures"
+    )
+    found.add_argument("--json", type=Path, help="file of the records")
+    add_options(found)
+    return found
+
+
+def report_run(
+    args: argparse.Namespace,
+    suffix: str,
+    measure: Callable[[], Record],
+    page: Callable[[Record], str],
+    complaints: Callable[[Record], Sequence[str]] = lambda results: (),
+) -> tuple[Record, Path]:
+    """Measure a run or read records, write the page, and print the problems found.
+
+    Returns:
+        The records, and the folder of the charts.
+    """
+
+    def records() -> Record:
+        run = measure()
+        if isinstance(args.only, str) and not run["cases"]:
+            sys.exit(f"--only must be part of a case's title, but is {args.only!r}")
+        date = datetime.date.today().isoformat()
+        return {"date": date, "quick": args.quick, "runs": [run]}
+
+    results, path, reports = obtain(args, suffix, records)
+    write_page(path, page(results))
+    for line in [] if results["quick"] else complaints(results):
+        print(f"Check this: {line}", file=sys.stderr)
+    return results, reports
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

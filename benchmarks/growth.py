@@ -25,9 +25,8 @@ from functools import partial
 import torch
 
 from . import data, environment
-from ._harness import Contender, Record
+from ._harness import Contender, Curves, Effort, Record
 from ._harness import measure as measure_seconds
-from .case import Curves, Effort
 from .cases_images import collates as collate_images
 from .cases_images import stacks
 from .cases_leaves import collate_samples, packed, scattered

@@ -7,34 +7,203 @@ records as JSON, and makes the tables beside them from the JSON alone.
 
 from __future__ import annotations
 
-import argparse
-import datetime
 import sys
-from collections.abc import Iterator, Sequence
-from pathlib import Path
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
+from torch import Tensor
+from torch.nn import functional as F
 
-from . import command, environment, parallel_cases, report
-from ._harness import Record, compare
-from .case import QUICK, Effort
+from pyparallel import parallel_apply
+
+from . import command, data, environment, report, torch_on_host
+from ._harness import QUICK, Contender, Effort, Record, compare
 from .loader import report as loader_report
+from .loader.images import Goal
 from .report import _head, _ratio, _row, duration
+
+OURS = "ours"
+LOOP = "a loop, 1 thread"
+INSIDE = "a loop, 2 threads inside of torch"
+POOL = "concurrent.futures, kept"
+TORCH = "torch, new threads"
+TWO = ["cpu", "cpu"]
+#: The goal for work: the time of one thread relative to two threads.
+SPEED_UP = Goal(LOOP, 1.7)
+#: The goal for overhead: the time of torch relative to ours for empty functions.
+OVERHEAD = Goal(TORCH, 5.0)
+
+
+class Comparison(NamedTuple):
+    """One comparison; ``kind`` is ``work`` or ``overhead``."""
+
+    title: str
+    note: str
+    kind: str
+    goal: Goal
+    contenders: Callable[[], list[Contender]]
+
+
+def cases(quick: bool) -> list[Comparison]:
+    """Return all comparisons."""
+    works = [
+        ("numpy: sort", "8 arrays of 100,000 doubles", _numbers, np.sort),
+        (
+            "numpy: Fourier transform of large images",
+            "8 images of 512 x 512 doubles",
+            partial(_planes, 8, 512),
+            _fourier,
+        ),
+        (
+            "numpy: Fourier transform of small images",
+            "64 images of 128 x 128 doubles",
+            partial(_planes, 64, 128),
+            _fourier,
+        ),
+        ("torch: blur", "8 photographs, 300x200 at most, 15 x 15 taps", _photos, _blur),
+    ]
+    return [
+        *(
+            Comparison(title, note, "work", SPEED_UP, _Work(make, function, quick))
+            for title, note, make, function in works
+        ),
+        *(
+            Comparison(
+                f"{number} calls of nothing",
+                f"{number} functions that return their input, one for each thread",
+                "overhead",
+                OVERHEAD,
+                _Nothing(number),
+            )
+            for number in (2, 4, 8)
+        ),
+    ]
+
+
+class _Work(NamedTuple):
+    """One function over eight items: in a loop and on two threads."""
+
+    make: Callable[[bool], list[Any]]
+    function: Callable[[Any], Any]
+    quick: bool
+
+    def __call__(self) -> list[Contender]:
+        items, function = self.make(self.quick), self.function
+        pool = ThreadPoolExecutor(2)
+        parts = items[: len(items) // 2], items[len(items) // 2 :]
+
+        def loop(some: list[Any] = items) -> list[Any]:
+            return [function(item) for item in some]
+
+        def inside() -> list[Any]:
+            torch.set_num_threads(2)
+            try:
+                return loop()
+            finally:
+                torch.set_num_threads(1)
+
+        def threads() -> list[Any]:
+            # Tuples are lists of arguments: each module gets its part.
+            first, second = torch_on_host.parallel_apply(
+                [loop, loop], [(part,) for part in parts], None, TWO
+            )
+            return [*first, *second]
+
+        found = [
+            Contender(OURS, lambda: parallel_apply(function, items, TWO), "ours"),
+            Contender(LOOP, loop),
+            Contender(POOL, lambda: list(pool.map(function, items))),
+            Contender(TORCH, threads),
+        ]
+        if isinstance(items[0], Tensor):
+            found.append(Contender(INSIDE, inside))
+        return [each_view(contender) for contender in found]
+
+
+def each_view(contender: Contender) -> Contender:
+    """Convert arrays to tensors, which are compared bit by bit."""
+
+    def view(results: list[Any]) -> list[Tensor]:
+        return [torch.as_tensor(result) for result in results]
+
+    return Contender(contender.name, contender.call, contender.kind, view)
+
+
+class _Nothing(NamedTuple):
+    """Empty functions, one on each thread, in torch's form of the call."""
+
+    number: int
+
+    def __call__(self) -> list[Contender]:
+        functions, inputs = [_same] * self.number, list(range(self.number))
+        devices = ["cpu"] * self.number
+        pool = ThreadPoolExecutor(self.number)
+        return [
+            Contender(
+                OURS, lambda: parallel_apply(functions, inputs, None, devices), "ours"
+            ),
+            Contender(
+                TORCH,
+                lambda: torch_on_host.parallel_apply(functions, inputs, None, devices),
+            ),
+            # It passes on no modes and starts no threads.
+            Contender(POOL, lambda: list(pool.map(_same, inputs)), "limit"),
+        ]
+
+
+def _same(x: Any) -> Any:
+    return x
+
+
+def _numbers(quick: bool) -> list[Any]:
+    random = np.random.default_rng(0)
+    return [random.random(1000 if quick else 100_000) for _ in range(8)]
+
+
+def _planes(number: int, side: int, quick: bool) -> list[Any]:
+    random = np.random.default_rng(0)
+    side = 16 if quick else side
+    return [random.random((side, side)) for _ in range(number)]
+
+
+def _fourier(plane: Any) -> Any:
+    return np.fft.ifft2(np.fft.fft2(plane)).real
+
+
+def _photos(quick: bool) -> list[Any]:
+    found = data.photos(200, 300)[:8]
+    if len(found) < 8:  # these packages may be absent
+        found = data.random_tensors([(3, 200, 300)] * 8, torch.uint8)
+    return [photo[:, :32, :32] if quick else photo for photo in found]
+
+
+def _blur(photo: Tensor) -> Tensor:
+    x = torch.arange(-7.0, 8.0)
+    taps = torch.exp(-(x**2) / 18.0)
+    row = (taps / taps.sum()).view(1, 1, 1, -1)
+    planes = photo.float().unsqueeze(1)
+    across = F.conv2d(planes, row, padding=(0, 7))
+    return F.conv2d(across, row.transpose(2, 3), padding=(7, 0)).squeeze(1)
+
 
 #: For each kind of case: its title and the contenders with a column.
 _COLUMNS = {
     "work": (
         "Work: time relative to pyparallel (2.0 = twice as slow)",
         (
-            parallel_cases.LOOP,
-            parallel_cases.POOL,
-            parallel_cases.TORCH,
-            parallel_cases.INSIDE,
+            LOOP,
+            POOL,
+            TORCH,
+            INSIDE,
         ),
     ),
     "overhead": (
         "Empty functions: time relative to pyparallel (2.0 = twice as slow)",
-        (parallel_cases.TORCH, parallel_cases.POOL),
+        (TORCH, POOL),
     ),
 }
 
@@ -45,7 +214,7 @@ def measure(effort: Effort, only: str = "", quick: bool = False) -> Record:
     torch.set_num_threads(1)
     try:
         record: Record = {"machine": environment.machine(), "cases": []}
-        for case in parallel_cases.cases(quick):
+        for case in cases(quick):
             if only not in case.title:
                 continue
             print(f"{case.title} ...", file=sys.stderr, flush=True)
@@ -90,7 +259,7 @@ def _table(cases: Sequence[Record], columns: Sequence[str]) -> Iterator[str]:
     yield from _head(["case", "ours", *titles])
     for case in cases:
         rows = {row["name"]: row for row in case["rows"] if row["installed"]}
-        ratios = [_ratio(rows.get(name, {}), parallel_cases.OURS) for name in columns]
+        ratios = [_ratio(rows.get(name, {}), OURS) for name in columns]
         yield _row([case["title"], duration(rows["ours"]["median"]), *ratios])
 
 
@@ -104,30 +273,10 @@ def _goals(cases: Sequence[Record]) -> Iterator[str]:
 
 def main(arguments: list[str] | None = None) -> None:
     """Measure or read records, write the page, and print the problems found."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.parallel_apply")
-    parser.description = __doc__
-    parser.add_argument(
-        "--only", default="", help="run cases whose title contains this"
-    )
-    parser.add_argument(
-        "--quick", action="store_true", help="a test run without figures"
-    )
-    parser.add_argument("--json", type=Path, help="file of the records")
-    command.add_options(parser)
-    args = parser.parse_args(arguments)
-
-    def records() -> Record:
-        effort = QUICK if args.quick else Effort(max_seconds=15.0)
-        run = measure(effort, args.only, args.quick)
-        if not run["cases"]:
-            parser.error(f"--only must be part of a case's title, but is {args.only!r}")
-        date = datetime.date.today().isoformat()
-        return {"date": date, "quick": args.quick, "runs": [run]}
-
-    results, path, _ = command.obtain(args, "parallel-cpu", records)
-    command.write_page(path, page(results))
-    for line in [] if results["quick"] else complaints(results):
-        print(f"Check this: {line}", file=sys.stderr)
+    args = command.parser("parallel_apply", __doc__).parse_args(arguments)
+    effort = QUICK if args.quick else Effort(max_seconds=15.0)
+    run = partial(measure, effort, args.only, args.quick)
+    command.report_run(args, "parallel-cpu", run, page, complaints)
 
 
 if __name__ == "__main__":

@@ -5,32 +5,281 @@ samples of different sizes. It also trains the detector of examples/ragged_digit
 with random batches and with batches of similar sizes. Padding and balance are exact,
 times are not. It writes the records as JSON, and makes the tables beside them and a
 chart from the JSON alone.
+
+The algorithms of torchvision, mmdet and transformers are written here, because their
+packages are large and their samplers short. lhotse is a package.
 """
 
 from __future__ import annotations
 
-import argparse
-import datetime
+import itertools
 import json
+import math
 import os
+import random
 import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import torch
+from torch.utils.data import BatchSampler, RandomSampler
 
-from . import command, environment, growth, report, sampler_ways
-from ._harness import Record, compare
-from .case import QUICK, Curves, Effort
+from pyparallel import SizeBatcher, SizeBatchSampler
+
+from . import command, environment, growth, report
+from ._harness import QUICK, Contender, Curves, Effort, Record, compare
+from .peers import ABSENT
 from .report import _head, _row, duration
+from .sample_sizes import audio_lengths, coco_sizes, demo_sizes, sentence_lengths
+
+try:
+    from lhotse import MonoCut
+    from lhotse.dataset import DynamicBucketingSampler
+except ImportError as error:
+    MonoCut = DynamicBucketingSampler = None
+    ABSENT["lhotse"] = str(error)
 
 ROOT = Path(__file__).resolve().parents[1]
 #: The window of random batches, and that of batches of similar sizes.
 WINDOWS = {"random": 1, "similar": 50}
 _SECTIONS = ("cases", "window", "growth", "training")
+
+BATCH_SIZE = 16
+#: The number of ranks for which the balance is calculated.
+NUM_REPLICAS = 8
+Batches = list[list[int]]
+
+OURS, LARGE = "ours, window=50", "ours, window=500"
+RANDOM = "random"
+#: Frames of audio in a second.
+_RATE = 100
+
+
+@dataclass(frozen=True)
+class Way:
+    """A way to make batches.
+
+    Attributes:
+        name: as shown in the table.
+        kind: as of `Contender`.
+        plan: returns all batches of an epoch, for one rank; None if its package is not
+            installed.
+        plan_ranks: returns all batches for `NUM_REPLICAS` ranks, step by step, if it
+            differs from ``plan``.
+    """
+
+    name: str
+    kind: str
+    plan: Callable[[], Batches] | None
+    plan_ranks: Callable[[], Batches] | None = None
+
+    def contender(self) -> Contender:
+        """Return the way for a comparison: all batches must have the same samples."""
+        return Contender(
+            self.name,
+            self.plan,
+            self.kind,
+            lambda batches: sorted(itertools.chain.from_iterable(batches)),
+        )
+
+
+@dataclass(frozen=True)
+class Case:
+    """A distribution of sizes and the ways to batch it.
+
+    Attributes:
+        title: the title of its table.
+        note: a description of the sizes.
+        sizes: ``(n, d)``.
+        ways: the ways.
+    """
+
+    title: str
+    note: str
+    sizes: Any
+    ways: list[Way]
+
+
+def cases(number: int) -> list[Case]:
+    """Return all cases, with a number of samples, and a tenth of it for a stream."""
+    found = []
+    for title, note, sizes_of in [
+        ("COCO", "synthetic: photographs as in COCO, resized for 1333x800", coco_sizes),
+        ("demo", "synthetic: scenes as of examples/ragged_digits.py", demo_sizes),
+        ("sentences", "synthetic: log-normal numbers of tokens", sentence_lengths),
+        ("audio", "synthetic: gamma-distributed numbers of frames", audio_lengths),
+    ]:
+        sizes = sizes_of(number).reshape(number, -1)
+        found.append(Case(title, note, sizes, _ways(sizes)))
+    frames = audio_lengths(number // 10)
+    budget = int(24 * frames.mean())
+    note = f"the same frames as a stream, batches of {budget} frames with padding"
+    ways = list(_stream_ways(frames, budget))
+    return [*found, Case("audio stream", note, frames[:, None], ways)]
+
+
+def _ways(sizes: Any) -> list[Way]:
+    area = sizes.prod(axis=1)
+    ways = [
+        _ours(OURS, sizes, window=50),
+        _ours(LARGE, sizes, window=500),
+        Way(RANDOM, "limit", lambda: random_batches(len(sizes))),
+        Way("transformers", "peer", lambda: length_grouped(area.tolist())),
+    ]
+    if sizes.shape[1] == 2:
+        ratio = sizes[:, 1] / sizes[:, 0]
+        bins = 2 ** np.linspace(-1, 1, 7)
+        two, eight = (ratio > 1).tolist(), np.digitize(ratio, bins).tolist()
+        ways.append(Way("mmdet, 2 groups", "peer", lambda: grouped(two)))
+        ways.append(Way("torchvision, 8 groups", "peer", lambda: grouped(eight)))
+    return ways
+
+
+def _ours(name: str, sizes: Any, window: int) -> Way:
+    def plan(num_replicas: int = 1) -> Batches:
+        samplers = [
+            SizeBatchSampler(
+                sizes, BATCH_SIZE, window=window, num_replicas=num_replicas, rank=rank
+            )
+            for rank in range(num_replicas)
+        ]
+        steps = zip(*samplers, strict=True)
+        return list(itertools.chain.from_iterable(steps))
+
+    return Way(name, "ours", plan, lambda: plan(NUM_REPLICAS))
+
+
+def random_batches(number: int) -> Batches:
+    """Return batches of torch's samplers."""
+    generator = torch.Generator().manual_seed(0)
+    sampler = RandomSampler(range(number), generator=generator)
+    return list(BatchSampler(sampler, BATCH_SIZE, drop_last=False))
+
+
+def grouped(group_of: Sequence[int]) -> Batches:
+    """Return batches of random samples of one group, as torchvision and mmdet do.
+
+    torchvision fills the last batch of each group with repeated samples. Here it is
+    smaller.
+    """
+    order = torch.randperm(len(group_of), generator=torch.Generator().manual_seed(0))
+    groups: dict[int, list[int]] = {}
+    batches = []
+    for index in order.tolist():
+        group = groups.setdefault(group_of[index], [])
+        group.append(index)
+        if len(group) == BATCH_SIZE:
+            batches.append(groups.pop(group_of[index]))
+    return [*batches, *groups.values()]
+
+
+def length_grouped(lengths: Sequence[int]) -> Batches:
+    """Return batches of ``LengthGroupedSampler``: windows of 50 batches are sorted.
+
+    The longest sample is in the first batch, to fail early if memory is short.
+    """
+    order = torch.randperm(len(lengths), generator=torch.Generator().manual_seed(0))
+    shuffled, size = order.tolist(), 50 * BATCH_SIZE
+    windows = [shuffled[i : i + size] for i in range(0, len(shuffled), size)]
+    for window in windows:
+        window.sort(key=lengths.__getitem__, reverse=True)
+    longest = max(range(len(windows)), key=lambda i: lengths[windows[i][0]])
+    windows[0][0], windows[longest][0] = windows[longest][0], windows[0][0]
+    samples = list(itertools.chain.from_iterable(windows))
+    return [samples[i : i + BATCH_SIZE] for i in range(0, len(samples), BATCH_SIZE)]
+
+
+def _stream_ways(frames: Any, budget: int) -> Iterator[Way]:
+    lengths = frames.tolist()
+    order = list(range(len(lengths)))
+    random.Random(0).shuffle(order)
+
+    def ours(window: int) -> Batches:
+        return list(
+            SizeBatcher(order, lengths.__getitem__, max_padded=budget, window=window)
+        )
+
+    yield Way("ours, window=50", "ours", lambda: ours(50))
+    yield Way("ours, window=800", "ours", lambda: ours(800))
+    if MonoCut is None:
+        for buffer_size in (1200, 20000):
+            yield Way(f"lhotse, buffer_size={buffer_size}", "peer", None)
+        return
+    cuts = [MonoCut(str(i), 0.0, lengths[i] / _RATE, channel=0) for i in order]
+
+    def theirs(buffer_size: int) -> Batches:
+        sampler = DynamicBucketingSampler(
+            cuts,
+            max_duration=budget / _RATE,
+            num_buckets=30,
+            buffer_size=buffer_size,
+            num_cuts_for_bins_estimate=min(10_000, len(cuts)),
+            shuffle=True,
+            world_size=1,
+            rank=0,
+        )
+        return [[int(cut.id) for cut in batch] for batch in sampler]
+
+    yield Way("lhotse, buffer_size=1200", "peer", lambda: theirs(1200))
+    yield Way("lhotse, buffer_size=20000", "peer", lambda: theirs(20000))
+
+
+def figures(sizes: Any, batches: Batches) -> Record:
+    """Return the padding and the balance of batches.
+
+    The balance is the largest padded size of the batches of a step, divided by their
+    mean. A step is `NUM_REPLICAS` consecutive batches. The last, incomplete one does
+    not count.
+    """
+    lengths = np.array([len(batch) for batch in batches])
+    samples = np.fromiter(itertools.chain.from_iterable(batches), dtype=np.int64)
+    starts = np.cumsum(lengths) - lengths
+    largest = np.maximum.reduceat(sizes[samples], starts, axis=0)
+    costs = largest.prod(axis=1) * lengths
+    steps = costs[: len(costs) // NUM_REPLICAS * NUM_REPLICAS].reshape(-1, NUM_REPLICAS)
+    balance = steps.max(axis=1) / steps.mean(axis=1) if len(steps) else np.ones(1)
+    return {
+        "padding": 1 - float(sizes[samples].prod(axis=1).sum() / costs.sum()),
+        "balance_mean": float(balance.mean()),
+        "balance_p99": float(np.quantile(balance, 0.99)),
+        "num_batches": len(batches),
+        "largest": float(costs.max()),
+    }
+
+
+def plan_contenders(number: int) -> list[Contender]:
+    """Return plans of images and of texts, for the growth of their cost."""
+    rows = {"images (h, w)": coco_sizes(number), "sentences": sentence_lengths(number)}
+
+    def plan(sizes: Any) -> int:
+        return len(SizeBatchSampler(sizes, BATCH_SIZE, num_replicas=8, rank=0))
+
+    return [
+        Contender(f"ours, {name}", lambda sizes=sizes: plan(sizes), "ours")
+        for name, sizes in rows.items()
+    ]
+
+
+def padding_by_window(number: int, windows: Sequence[int]) -> Record:
+    """Return the padding of each distribution for each window."""
+    series = []
+    for case in cases(number)[:4]:
+        shares = [
+            SizeBatchSampler(case.sizes, BATCH_SIZE, window=window)
+            .report()
+            .planned.padding
+            for window in windows
+        ]
+        assert all(map(math.isfinite, shares))
+        series.append({"name": case.title, "padding": shares})
+    return {"windows": list(windows), "number": number, "series": series}
 
 
 def measure(
@@ -47,11 +296,11 @@ def measure(
                 continue
             print(f"{section} ...", file=sys.stderr, flush=True)
             if section == "cases":
-                found["cases"] = [_case(each, effort) for each in _cases(number)]
+                found["cases"] = [_case(each, effort) for each in cases(number)]
             elif section == "window":
                 windows = [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000]
                 windows = windows[:4] if quick else windows
-                found["window"] = sampler_ways.padding_by_window(number, windows)
+                found["window"] = padding_by_window(number, windows)
             elif section == "growth":
                 found["growth"] = [growth.measure(_plans(quick), effort)]
             else:
@@ -62,24 +311,20 @@ def measure(
     return found
 
 
-def _cases(number: int) -> list[sampler_ways.Case]:
-    return sampler_ways.cases(number)
-
-
-def _case(case: sampler_ways.Case, effort: Effort) -> Record:
+def _case(case: Case, effort: Effort) -> Record:
     contenders = [way.contender() for way in case.ways]
     note = f"{case.note}; {len(case.sizes)} samples"
     found = compare(case.title, contenders, note=note, **effort._asdict())
     for row, way in zip(found["rows"], case.ways, strict=True):
         if plan := way.plan_ranks or way.plan:
-            row["figures"] = sampler_ways.figures(case.sizes, plan())
+            row["figures"] = figures(case.sizes, plan())
     return found
 
 
 def _plans(quick: bool) -> Curves:
     numbers = [1_000, 3_000, 10_000] if quick else [10_000, 100_000, 1_000_000]
     note = "synthetic: the sizes of COCO and sentences; 8 ranks, windows of 50 batches"
-    return Curves("plan", note, "samples", numbers, sampler_ways.plan_contenders)
+    return Curves("plan", note, "samples", numbers, plan_contenders)
 
 
 def train(quick: bool) -> Iterator[Record]:
@@ -205,26 +450,14 @@ def _range(values: Sequence[float]) -> str:
 
 def main(arguments: list[str] | None = None) -> None:
     """Measure or read records, write the page and the chart."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.sampler")
-    parser.description = __doc__
+    parser = command.parser("sampler", __doc__, only=False)
     parser.add_argument(
         "--only", nargs="+", choices=_SECTIONS, help="run these sections"
     )
-    parser.add_argument(
-        "--quick", action="store_true", help="a test run without figures"
-    )
-    parser.add_argument("--json", type=Path, help="file of the records")
-    command.add_options(parser)
     args = parser.parse_args(arguments)
-
-    def records() -> Record:
-        effort = QUICK if args.quick else Effort(rounds=10, max_seconds=30.0)
-        run = measure(effort, args.only or _SECTIONS, args.quick)
-        date = datetime.date.today().isoformat()
-        return {"date": date, "quick": args.quick, "runs": [run]}
-
-    results, path, folder = command.obtain(args, "sampler-cpu", records)
-    command.write_page(path, page(results))
+    effort = QUICK if args.quick else Effort(rounds=10, max_seconds=30.0)
+    run = partial(measure, effort, args.only or _SECTIONS, args.quick)
+    results, folder = command.report_run(args, "sampler-cpu", run, page)
     from . import charts  # needs matplotlib
 
     charts.draw_windows(results, folder / "charts")

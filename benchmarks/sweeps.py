@@ -8,8 +8,7 @@ from collections.abc import Iterator
 import torch
 
 from . import data
-from ._harness import Contender, Record, compare
-from .case import Curves, Effort
+from ._harness import Contender, Curves, Effort, Record, compare
 from .cases_images import stacks
 
 #: The contenders of `stacks` that the charts show.

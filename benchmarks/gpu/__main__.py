@@ -21,8 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import command
-from .._harness import Record
-from ..case import QUICK, Effort
+from .._harness import QUICK, Effort, Record
 from . import case as gpu_case
 from . import images, overlap, padding, report, rings, to_host, transfers
 from .target import DryRun, describe, target

@@ -12,13 +12,13 @@ import torch
 from .. import peers
 from .._harness import (
     Contender,
+    Effort,
     Record,
     check,
     compare,
     difference,
     junk_in_new_memory,
 )
-from ..case import Effort
 from ..loader.epochs import Counted
 from .target import DryRun
 

@@ -12,8 +12,7 @@ import torch.utils.data
 
 from pyparallel import DataLoader, PreDataLoader
 
-from .._harness import Record
-from ..case import Effort
+from .._harness import Effort, Record
 from ..loader.epochs import Counted, Epochs, peer
 from ..loader.overlap import (
     COMPUTE,

@@ -7,20 +7,17 @@ records as JSON, and makes the tables beside them from the JSON alone.
 
 from __future__ import annotations
 
-import argparse
-import datetime
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 import torch
 
 from .. import command, environment
-from .._harness import Record, compare, ratio, summarise
+from .._harness import QUICK, Effort, Record, compare, ratio, summarise
 from ..backends import AS_LOADED, use_backend
-from ..case import QUICK, Effort
 from . import fields, images, in_process, overlap, report
 from .epochs import Counted
 from .images import Comparison
@@ -109,8 +106,7 @@ def measure(
 
 def main(arguments: list[str] | None = None) -> None:
     """Measure or read records, write the page, and print the problems found."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.loader")
-    parser.description = __doc__
+    parser = command.parser("loader", __doc__)
     parser.add_argument("--workers", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument(
@@ -119,28 +115,10 @@ def main(arguments: list[str] | None = None) -> None:
         default=10.0,
         help="limit of each comparison; no round starts after it",
     )
-    parser.add_argument(
-        "--only", default="", help="run cases whose title contains this"
-    )
-    parser.add_argument(
-        "--quick", action="store_true", help="a test run without figures"
-    )
-    parser.add_argument("--json", type=Path, help="file of the records")
-    command.add_options(parser)
     args = parser.parse_args(arguments)
-
-    def records() -> dict[str, Any]:
-        effort = QUICK if args.quick else Effort(args.rounds, args.max_seconds)
-        run = measure(effort, args.only, args.quick, args.workers)
-        if not run["cases"]:
-            parser.error(f"--only must be part of a case's title, but is {args.only!r}")
-        date = datetime.date.today().isoformat()
-        return {"date": date, "quick": args.quick, "runs": [run]}
-
-    results, path, _ = command.obtain(args, "loader-cpu", records)
-    command.write_page(path, report.page(results))
-    for line in [] if results["quick"] else report.complaints(results):
-        print(f"Check this: {line}", file=sys.stderr)
+    effort = QUICK if args.quick else Effort(args.rounds, args.max_seconds)
+    run = partial(measure, effort, args.only, args.quick, args.workers)
+    command.report_run(args, "loader-cpu", run, report.page, report.complaints)
 
 
 if __name__ == "__main__":

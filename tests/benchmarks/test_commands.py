@@ -13,7 +13,7 @@ import torch
 pytestmark = [pytest.mark.peers, pytest.mark.slow]
 
 loader = importlib.import_module("benchmarks.loader.__main__")
-parallel_cases = importlib.import_module("benchmarks.parallel_cases")
+parallel_apply = importlib.import_module("benchmarks.parallel_apply")
 
 
 def command(name: str) -> Any:
@@ -25,7 +25,7 @@ RUNS: dict[str, tuple[str, str, set[str]]] = {
     "__main__": (
         "--threads 1 --no-charts",
         "cpu",
-        {case.title for case in command("cases").cases(True)},
+        {case.title for case in command("collate").cases(True)},
     ),
     "loader.__main__": (
         "--workers 1",
@@ -35,7 +35,7 @@ RUNS: dict[str, tuple[str, str, set[str]]] = {
     "parallel_apply": (
         "",
         "parallel-cpu",
-        {case.title for case in parallel_cases.cases(quick=True)},
+        {case.title for case in parallel_apply.cases(quick=True)},
     ),
     "sampler": (
         "",

@@ -18,7 +18,6 @@ backends = importlib.import_module("benchmarks.backends")
 bench_collate = importlib.import_module("benchmarks.collate")
 growth = importlib.import_module("benchmarks.growth")
 limits = importlib.import_module("benchmarks.limits")
-QUICK = importlib.import_module("benchmarks.case").QUICK
 Contender, Disagreement = _harness.Contender, _harness.Disagreement
 
 NAN = torch.tensor(float("nan"))
@@ -119,7 +118,7 @@ def test_a_run_leaves_the_backend_and_the_threads_as_they_were() -> None:
         return [torch.get_num_threads(), *(getattr(backend, each) for each in names)]
 
     before = state()
-    record = bench_collate.measure(1, QUICK, only="tiny", quick=True)
+    record = bench_collate.measure(1, _harness.QUICK, only="tiny", quick=True)
     assert [case["title"] for case in record["cases"]] == ["tiny"]
     assert state() == before
 
