@@ -130,7 +130,7 @@ $(VPEER)/.others: Makefile
 	$(VPEER)/bin/python $(PIP) $(TOOLS)
 	$(VPEER)/bin/python $(PIP) $(TORCH_PIP) "$(TORCH)" numpy mmengine==0.10.7 torchdata==0.11.0 \
 		"accelerate>=1.2,<2" "lightning>=2.4,<3" "transformers>=5,<6" \
-		"albumentations>=2,<3" "monai>=1.4,<2"
+		"albumentations>=2,<3" "monai>=1.4,<2" "uv>=0.9,<1"
 	$(VPEER)/bin/python $(PIP) --no-build-isolation mmcv==1.7.2
 # Both require an OpenCV that needs display libraries; the headless one is sufficient.
 	$(VPEER)/bin/python -m pip uninstall -q -y opencv-python

@@ -27,6 +27,7 @@ include_patterns = [
     "csrc/README.md",
     "examples/README.md",
     "CHANGELOG.md",
+    "CODE_OF_CONDUCT.md",
     "CONTRIBUTING.md",
     "SECURITY.md",
 ]
@@ -57,6 +58,7 @@ nitpick_ignore_regex = [
     ("py:.*", r"(?!pyparallel)\w+\..*"),
     ("py:class", r"_?[A-Z]\w*|optional|pyparallel\.parallel\.replicate\.Module"),
     ("py:class", r"pyparallel\.loader\.preflight\.Finding"),
+    ("py:class", r"pyparallel\..*\._[A-Z]\w*"),  # private type variables
 ]
 
 html_theme = "furo"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -258,6 +259,23 @@ def test_a_wheel_with_an_extension_needs_its_torch_and_the_source_a_range(
         folder.mkdir()
         others = ["optree<1,>=0.13", "typing_extensions<5,>=4.12"]
         assert required(folder, command, **env) == [needed, *others]
+
+
+@pytest.mark.peers
+def test_uv_accepts_the_project_of_the_installation_page(tmp_path):
+    text = (ROOT / "docs" / "install.md").read_text(encoding="utf-8")
+    (project,) = re.findall(r"^```toml\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+    source = '"../pyparallel"'
+    assert source in project
+    project = project.replace(source, f'"{ROOT}"')
+    (tmp_path / "pyproject.toml").write_text(project, encoding="utf-8")
+    folders = [str(Path(sys.executable).parent), os.environ["PATH"]]
+    uv = shutil.which("uv", path=os.pathsep.join(folders))
+    assert uv is not None
+    # Without static metadata, uv refuses to match the torch of the build here.
+    done = subprocess.run([uv, "lock"], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert 'name = "pyparallel-torch"' in (tmp_path / "uv.lock").read_text()
 
 
 # ------------------------------------------------------------------- installed files
