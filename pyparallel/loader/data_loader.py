@@ -28,12 +28,11 @@ from ..core.torch_private import LoaderIter, TorchLoader, require
 from . import _random_state
 from ._batch_receiver import BatchReceiver
 from ._loader_state import find_epochs, ordering_parts
-from ._progress import Progress
 from .applied import applied_changes
 from .copies import TimeoutWithOwner
 from .epoch import Epoch
 from .preflight import Finding, check_workers, num_cores
-from .sample_errors import SampleError, check_policy
+from .sample_errors import check_policy
 from .state_dict import StatefulLoader
 from .stats import LoaderStats
 
@@ -127,8 +126,6 @@ class DataLoader(TorchLoader[_T_co], StatefulLoader):
         timeout = TimeoutWithOwner()
     #: The loader whose arguments the constructor takes, see Note [copies].
     _source: Self | None = None
-    #: The last loader that another library made from this one, and the progress then.
-    _copy: tuple[Callable[[], DataLoader[_T_co] | None], Progress | None] | None = None
 
     def __init__(
         self,
@@ -240,7 +237,7 @@ class DataLoader(TorchLoader[_T_co], StatefulLoader):
         """Return the class of a loader made from this one, see Note [copies]."""
         if issubclass(cls, DataLoader):
             return cls
-        if cls is TorchLoader and self._is_resumable():
+        if cls is TorchLoader and self._obstacle("state_dict") is None:
             return DataLoader
         own = {"on_error": self.on_error, "sample_seeds": self.sample_seeds}
         lost = [f"{k}={v!r}" for k, v in own.items() if v not in ("raise", False)]
@@ -254,45 +251,6 @@ class DataLoader(TorchLoader[_T_co], StatefulLoader):
                 "without this argument."
             )
         return cls
-
-    def _copy_in_use(self) -> DataLoader[_T_co] | None:
-        """Return the last copy, unless this loader has been used since.
-
-        A wrapper that has copied the attributes of a loader returns that loader.
-        """
-        find: Callable[[], Self | None] = vars(self).get("_self", lambda: self)
-        origin = find()
-        if origin is not self:
-            return origin
-        copy, progress = self._copy or (lambda: None, None)
-        return copy() if self._progress is progress else None
-
-    def _is_resumable(self) -> bool:
-        try:
-            super()._must_be_resumable("state_dict")
-        except (RuntimeError, TypeError):
-            return False
-        return True
-
-    def _must_be_resumable(self, method: str) -> None:
-        if self._copy_in_use() is not None:
-            raise RuntimeError(
-                f"DataLoader.{method} must be called on the loader that is iterated, "
-                "but another library has made a loader from this one, or reads it "
-                f"ahead. Call {method} on the loader that this library returned, if "
-                "that has the method. Else use this loader without that library."
-            )
-        super()._must_be_resumable(method)
-
-    @property
-    def sample_errors(self) -> list[SampleError]:
-        """The samples of the last epoch that raised an error, in delivered batches.
-
-        They were skipped or replaced, see ``on_error``. In a resumed epoch this
-        includes those before the loaded position.
-        """
-        copy = self._copy_in_use()
-        return super().sample_errors if copy is None else copy.sample_errors
 
     def stats(self) -> LoaderStats:
         """Return the statistics since the loader was made."""

@@ -41,6 +41,8 @@ class StatefulLoader:
     _has_loaded = False
     #: The numbers of ``set_epoch`` when the loader was made, or loaded its last state.
     _epochs_seen: Mapping[str, int] = MappingProxyType({})
+    #: The last loader that another library made from this one, and the progress then.
+    _copy: tuple[Callable[[], Any], Progress | None] | None = None
     #: Whether workers report the states of their dataset from the first batch on.
     _states_wanted = False
 
@@ -84,14 +86,14 @@ class StatefulLoader:
             )
         self._states_wanted = True
         state = self._loaded
-        if state is not None and state["epoch"] is None:
+        if state is None:
+            if progress is not None:
+                return progress.position(self._loader)
+            state = state_between_epochs(self._loader, None)
+        elif state["epoch"] is None:
             # The user may have called set_epoch() since.
             state = {**state, "epochs": find_epochs(ordering_parts(self._loader))}
-        elif state is None and progress is None:
-            state = state_between_epochs(self._loader, None)
-        elif state is None and progress is not None:
-            return progress.position(self._loader)
-        found: dict[str, Any] = state or {}
+        found = state
         return lambda: found
 
     @property
@@ -101,6 +103,8 @@ class StatefulLoader:
         They were skipped or replaced, see ``on_error``. In a resumed epoch this
         includes those before the loaded position.
         """
+        if (copy := self._copy_in_use()) is not None:
+            return list(copy.sample_errors)
         if self._loaded is not None:
             return [SampleError(*error) for error in self._loaded["errors"]]
         return [] if self._progress is None else list(self._progress.errors)
@@ -144,12 +148,36 @@ class StatefulLoader:
         loader: Loader = own
         return loader
 
+    def _copy_in_use(self) -> Any:
+        """Return the last copy, unless this loader has been used since.
+
+        A wrapper that has copied the attributes of a loader returns that loader.
+        """
+        origin = vars(self).get("_self", lambda: self)()
+        if origin is not self:
+            return origin
+        copy, progress = self._copy or (lambda: None, None)
+        return copy() if self._progress is progress else None
+
     def _must_be_resumable(self, method: str) -> None:
+        if self._copy_in_use() is not None:
+            raise RuntimeError(
+                f"DataLoader.{method} must be called on the loader that is iterated, "
+                "but another library has made a loader from this one, or reads it "
+                f"ahead. Call {method} on the loader that this library returned, if "
+                "that has the method. Else use this loader without that library."
+            )
+        if (found := self._obstacle(method)) is not None:
+            kind, text = found
+            raise kind(text)
+
+    def _obstacle(self, method: str) -> tuple[type[Exception], str] | None:
+        """Return the error for arguments that leave no position to save, or None."""
         loader = self._loader
         if loader.num_workers and not loader.in_order:
-            raise RuntimeError(
+            return RuntimeError, (
                 f"DataLoader.{method} must know the order of batches, but the loader "
-                f"has in_order=False. Remove in_order=False."
+                "has in_order=False. Remove in_order=False."
             )
         is_shared = loader.worker_method == "thread" and loader.num_workers > 1
         if is_shared and is_stateful(loader.dataset) and not loader.replay_dataset:
@@ -161,11 +189,12 @@ class StatefulLoader:
                 "of an iterable dataset."
             )
         if isinstance(loader.dataset, IterDataPipe | MapDataPipe):
-            raise TypeError(
+            return TypeError, (
                 f"DataLoader.{method} must have a Dataset or an IterableDataset, but "
                 "has a DataPipe, which torch's own iterator reads. Wrap it in an "
                 "IterableDataset."
             )
+        return None
 
 
 def check_state(stateful: StatefulLoader, saved: Any) -> dict[str, Any] | None:

@@ -2,26 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Protocol
-
 import torch
 
 from .. import backend
 from ..core.errors import LoaderWarning, warn_once
 from ..transfer.device import Fence
-
-
-class Runtime(Protocol):
-    """The part of the backend's ``Runtime`` that pins memory."""
-
-    def pin(self, address: int, nbytes: int) -> int:
-        """Pin memory for all devices; return 0, or an error code of CUDA."""
-
-    def unpin(self, address: int) -> None:
-        """Undo `pin`."""
-
-    def take_copies(self, address: int) -> Fence | None:
-        """Return a fence behind torch's copies of memory since the last call."""
 
 
 class AcceleratorPinner:
@@ -41,10 +26,10 @@ class AcceleratorPinner:
     copies each batch into memory of torch, as it does for torch's own loader.
 
     Args:
-        runtime: pins the memory.
+        runtime: pins memory for all devices, and records events behind torch's copies.
     """
 
-    def __init__(self, runtime: Runtime) -> None:
+    def __init__(self, runtime: backend.Runtime) -> None:
         self._runtime = runtime
 
     def pin(self, address: int, nbytes: int) -> bool:
