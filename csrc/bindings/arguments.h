@@ -67,6 +67,17 @@ struct __attribute__((visibility("hidden"))) Tensors {
   std::vector<const at::Tensor*> refs;  // into items
 };
 
+// Returns a list of new Python tensors.
+inline py::list to_tensors(std::vector<at::Tensor> tensors) {
+  py::list list(tensors.size());
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    PyObject* const wrapped = THPVariable_Wrap(std::move(tensors[i]));
+    if (wrapped == nullptr) throw py::error_already_set();
+    PyList_SET_ITEM(list.ptr(), static_cast<Py_ssize_t>(i), wrapped);
+  }
+  return list;
+}
+
 // `place()` returns the name of the object for messages.
 template <typename Place>
 int64_t to_int(py::handle object, const Place& place) {

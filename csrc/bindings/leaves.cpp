@@ -1,5 +1,7 @@
 #include "bindings/leaves.h"
 
+#include <algorithm>
+
 #include "bindings/arguments.h"
 #include "ops/pack.h"
 #include "ops/snapshot.h"
@@ -18,20 +20,26 @@ pytree::Roots to_roots(py::handle object) {
   return static_cast<pytree::Roots>(roots);
 }
 
-py::object flatten(py::handle tree, py::handle leaf_types, py::handle roots) {
-  if (!PySet_Check(leaf_types.ptr())) {
-    wrong_type("flatten: leaf_types", "a set", leaf_types);
+void check_set(py::handle leaf_types, const char* where) {
+  if (!PySet_Check(leaf_types.ptr())) wrong_type(where, "a set", leaf_types);
+}
+
+py::tuple to_classes(const std::vector<PyTypeObject*>& types) {
+  py::tuple classes(types.size());
+  for (size_t i = 0; i < types.size(); ++i) {
+    classes[i] = py::handle(reinterpret_cast<PyObject*>(types[i]));
   }
+  return classes;
+}
+
+py::object flatten(py::handle tree, py::handle leaf_types, py::handle roots) {
+  check_set(leaf_types, "flatten: leaf_types");
   std::optional<pytree::Flat> flat =
       pytree::flatten(tree.ptr(), leaf_types.ptr(), to_roots(roots));
   if (!flat) return py::none();
   if (flat->leaves == nullptr) throw py::error_already_set();
   const auto leaves = py::reinterpret_steal<py::list>(flat->leaves);
-  py::tuple classes(flat->classes.size());
-  for (size_t i = 0; i < flat->classes.size(); ++i) {
-    classes[i] = py::handle(reinterpret_cast<PyObject*>(flat->classes[i]));
-  }
-  return py::make_tuple(leaves, std::move(flat->structure), classes);
+  return py::make_tuple(leaves, std::move(flat->structure), to_classes(flat->classes));
 }
 
 bool is_tensor(py::handle object) { return THPVariable_CheckExact(object.ptr()); }
@@ -78,13 +86,29 @@ py::list find_unpackable(py::handle tensors) {
   return indices;
 }
 
+// Returns true for an object that needs no copy on the host.
+bool is_compact(py::handle leaf, bool on_cpu) {
+  if (!is_tensor(leaf)) return true;
+  const at::Tensor& tensor = THPVariable_Unpack(leaf.ptr());
+  return ops::is_compact(tensor) && (!on_cpu || tensor.is_cpu());
+}
+
 bool are_compact(py::handle leaves, bool on_cpu) {
-  for (const py::handle leaf : to_leaves(leaves, "are_compact")) {
-    if (!is_tensor(leaf)) continue;
-    const at::Tensor& tensor = THPVariable_Unpack(leaf.ptr());
-    if (!ops::is_compact(tensor) || (on_cpu && !tensor.is_cpu())) return false;
-  }
-  return true;
+  const py::tuple items = to_leaves(leaves, "are_compact");
+  return std::all_of(items.begin(), items.end(),
+                     [on_cpu](py::handle leaf) { return is_compact(leaf, on_cpu); });
+}
+
+py::object copy_compact(py::handle tree, py::handle leaf_types, py::handle roots,
+                        bool on_cpu) {
+  check_set(leaf_types, "copy_compact: leaf_types");
+  const std::optional<pytree::Copied> copied = pytree::copy_containers(
+      tree.ptr(), leaf_types.ptr(), to_roots(roots),
+      [on_cpu](PyObject* leaf) { return is_compact(leaf, on_cpu); });
+  if (!copied) return py::none();
+  if (copied->tree == nullptr) throw py::error_already_set();
+  return py::make_tuple(py::reinterpret_steal<py::object>(copied->tree),
+                        to_classes(copied->classes));
 }
 
 }  // namespace
@@ -96,6 +120,8 @@ void define_leaves(py::module_* module) {
   module->def("replace_tensors", &replace_tensors, py::arg("leaves"),
               py::arg("tensors"));
   module->def("find_unpackable", &find_unpackable, py::arg("tensors"));
+  module->def("copy_compact", &copy_compact, py::arg("tree"), py::arg("leaf_types"),
+              py::arg("roots"), py::arg("on_cpu"));
   module->def("are_compact", &are_compact, py::arg("leaves"), py::arg("on_cpu"));
 }
 

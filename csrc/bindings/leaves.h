@@ -4,7 +4,7 @@
 
 namespace pyparallel::bindings {
 
-// Adds flatten, select_tensors, replace_tensors, find_unpackable and are_compact.
+// Adds flatten, copy_compact and the operators on leaves of _C.pyi.
 void define_leaves(pybind11::module_* module);
 
 }  // namespace pyparallel::bindings

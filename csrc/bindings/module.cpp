@@ -85,14 +85,7 @@ void pack(py::handle dst, py::handle leaves, py::handle plan) {
 
 py::list views(py::handle slab, py::handle plan) {
   const at::Tensor& base = to_tensor(slab, {"views", "slab"});
-  std::vector<at::Tensor> made =
-      ops::make_views(base, to_plan(plan, {"views", "plan"}));
-  py::list list(made.size());
-  for (size_t i = 0; i < made.size(); ++i) {
-    PyList_SET_ITEM(list.ptr(), static_cast<Py_ssize_t>(i),
-                    THPVariable_Wrap(std::move(made[i])));
-  }
-  return list;
+  return bindings::to_tensors(ops::make_views(base, to_plan(plan, {"views", "plan"})));
 }
 
 py::object memory_of(py::handle tensor) {

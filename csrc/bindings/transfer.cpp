@@ -3,7 +3,9 @@
 #include <c10/core/Device.h>
 #include <c10/core/Stream.h>
 
+#include <memory>
 #include <string>
+#include <utility>
 
 #include "bindings/arguments.h"
 #include "bindings/run.h"
@@ -55,6 +57,29 @@ ops::RecordedEvent send(py::handle slab, py::handle leaves, py::handle plan,
   const Tensors from(sources, "send", "sources");
   job.read_in_place(to.refs, from.refs);
   return result_unlocked([&] { return job.run(); });
+}
+
+py::object send_small(py::handle leaves, py::handle stream, bool waits_here,
+                      int64_t most_nbytes, int64_t most_leaf_nbytes) {
+  const Tensors tensors(leaves, "send_small", "leaves");
+  for (size_t i = 0; i < tensors.refs.size(); ++i) {
+    const bool is_exact = THPVariable_CheckExact(item(tensors.items, i).ptr());
+    if (!is_exact || !ops::can_pack(*tensors.refs[i])) return py::none();
+  }
+  auto copy = std::make_unique<ops::SmallCopy>(
+      tensors.refs, to_stream(stream, "send_small", "stream"));
+  const auto num_leaves = static_cast<int64_t>(copy->num_leaves());
+  const int64_t nbytes = copy->nbytes();
+  if (nbytes == 0 || nbytes >= most_nbytes || nbytes / num_leaves >= most_leaf_nbytes) {
+    return py::none();
+  }
+  unlocked([&] { copy->start(waits_here); });
+  copy->finish();
+  return py::cast(std::move(copy));
+}
+
+py::list wait(const ops::SmallCopy& copy) {
+  return to_tensors(result_unlocked([&] { return copy.wait(); }));
 }
 
 py::tuple pinned_info() {
@@ -180,6 +205,10 @@ void define_transfer(py::module_* module) {
       .def("fence", [](const Runtime& self) {
         return result_unlocked([&] { return self.fence(); });
       });
+  py::class_<ops::SmallCopy>(*module, "SmallCopy").def("wait", &wait);
+  module->def("send_small", &send_small, py::arg("leaves"), py::arg("stream"),
+              py::arg("waits_here"), py::arg("most_nbytes"),
+              py::arg("most_leaf_nbytes"));
   module->def("send", &send, py::arg("slab"), py::arg("leaves"), py::arg("plan"),
               py::arg("targets"), py::arg("sources"), py::arg("stream"),
               py::arg("chunk_nbytes") = transfer::kLargestBlock);

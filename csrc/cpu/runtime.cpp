@@ -1,6 +1,7 @@
 #include "cpu/runtime.h"
 
 #include <cstring>
+#include <memory>
 #include <new>
 #include <vector>
 
@@ -43,6 +44,9 @@ class HostRuntime final : public transfer::Runtime {
   void wait_on_host(const transfer::Event&) override {}
   int refused_batch() override { return 0; }
   int64_t create_stream(int64_t device) override { return device; }
+  std::unique_ptr<transfer::CallScope> scope(int64_t /*device*/) override {
+    return nullptr;
+  }
   int exchange_capture_mode(int /*mode*/, int64_t) override {
     return transfer::kRelaxed;
   }

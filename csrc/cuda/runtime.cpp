@@ -35,16 +35,39 @@ thread_local bool is_relaxed = false;
 // Guards every call to a device. It makes the device current, so that no call opens a
 // context on another one. The relaxed mode allows calls that a capture in another
 // thread forbids by default; none of them is made on a captured stream. The device is
-// set first, because the exchange of the mode opens a context on the current device.
+// set first, because the exchange of the mode opens a context on the current device. A
+// guard inside another one of the same device has nothing to do.
 class CallGuard {
  public:
-  explicit CallGuard(int64_t device) : device_(index_of(device)) {
-    if (!is_relaxed) relaxed_.emplace(cudaStreamCaptureModeRelaxed);
+  explicit CallGuard(int64_t device) : before_(guarded_device) {
+    if (before_ == device) return;
+    device_.emplace(index_of(device));
+    if (!is_relaxed && before_ == kNoDevice) {
+      relaxed_.emplace(cudaStreamCaptureModeRelaxed);
+    }
+    guarded_device = device;
   }
+  ~CallGuard() { guarded_device = before_; }
+  CallGuard(const CallGuard&) = delete;
+  CallGuard& operator=(const CallGuard&) = delete;
 
  private:
-  c10::cuda::CUDAGuard device_;
+  static constexpr int64_t kNoDevice = -1;
+  static thread_local int64_t guarded_device;
+
+  int64_t before_;
+  std::optional<c10::cuda::CUDAGuard> device_;
   std::optional<c10::cuda::CUDAStreamCaptureModeGuard> relaxed_;
+};
+
+thread_local int64_t CallGuard::guarded_device = kNoDevice;
+
+class CudaScope final : public transfer::CallScope {
+ public:
+  explicit CudaScope(int64_t device) : guard_(device) {}
+
+ private:
+  CallGuard guard_;
 };
 
 // Returns a device with a context, if there is one, for calls that need any device.
@@ -227,6 +250,10 @@ class CudaRuntime final : public transfer::Runtime {
     cudaStream_t stream = nullptr;
     C10_CUDA_CHECK(cudaStreamCreateWithPriority(&stream, cudaStreamNonBlocking, 0));
     return reinterpret_cast<int64_t>(stream);
+  }
+
+  std::unique_ptr<transfer::CallScope> scope(int64_t device) override {
+    return std::make_unique<CudaScope>(device);
   }
 
   int exchange_capture_mode(int mode, int64_t device) override {

@@ -96,7 +96,7 @@ bool can_pack(const at::Tensor& tensor) {
 }
 
 LeafBytes::LeafBytes(const char* op, TensorRefs leaves, const SlabPlan& plan,
-                     const Snapshot& dst, c10::Device device)
+                     const Snapshot* dst, c10::Device device)
     : backend_(find_backend(device.type())) {
   TORCH_CHECK_VALUE(leaves.size() == plan.leaves().size(), op, ": leaves must have ",
                     plan.leaves().size(), " entries, as planned, but has ",
@@ -107,13 +107,13 @@ LeafBytes::LeafBytes(const char* op, TensorRefs leaves, const SlabPlan& plan,
     const at::Tensor& leaf = *leaves[i];
     const PlannedLeaf& planned = plan.leaves()[i];
     const Where where{op, "leaves", static_cast<int64_t>(i)};
-    check_planned(leaf, planned, device, where);
+    if (dst != nullptr) check_planned(leaf, planned, device, where);
     Slot& slot = slots_.emplace_back(Slot{nullptr, planned.offset, planned.nbytes});
     if (leaf.is_contiguous() && holds(leaf, planned.nbytes)) {
       if (planned.nbytes == 0) continue;
       slot.src = static_cast<const uint8_t*>(leaf.const_data_ptr());
       storages_.push_back(leaf.storage());
-      check_apart(slot.src, slot.nbytes, dst, where);
+      if (dst != nullptr) check_apart(slot.src, slot.nbytes, *dst, where);
       continue;
     }
     Snapshot& snapshot = strided_.emplace_back();
@@ -136,7 +136,7 @@ PackJob::PackJob(const at::Tensor& dst, TensorRefs leaves, const SlabPlan& plan)
                               " must be on a device that this build knows, but is on ",
                               dst_.device.str(), ". Use the pure Python backend.");
   check_words(dst_);
-  leaves_.emplace("pack", leaves, plan, dst_, dst_.device);
+  leaves_.emplace("pack", leaves, plan, &dst_, dst_.device);
 }
 
 void PackJob::run() {

@@ -20,9 +20,10 @@ bool can_pack(const at::Tensor& tensor);
 class LeafBytes {
  public:
   // `op` is the operator in messages. No leaf may overlap `dst`. All leaves must be on
-  // `device`.
+  // `device`. If `dst` is null, it will be fresh memory, and the plan is of these
+  // leaves.
   LeafBytes(const char* op, TensorRefs leaves, const SlabPlan& plan,
-            const Snapshot& dst, c10::Device device);
+            const Snapshot* dst, c10::Device device);
 
   // Returns the slots, valid while this lives. Copies strided leaves. Needs no GIL.
   const std::vector<Slot>& read();

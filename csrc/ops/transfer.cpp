@@ -162,28 +162,10 @@ bool may_lend(c10::DeviceType type) {
   return backend->reclaims != nullptr && backend->reclaims();
 }
 
-// Allows this thread all calls during graph captures of others.
-class RelaxedCaptures {
- public:
-  RelaxedCaptures(transfer::Runtime* runtime, int64_t device)
-      : runtime_(runtime),
-        device_(device),
-        before_(runtime->exchange_capture_mode(transfer::kRelaxed, device)) {}
-  ~RelaxedCaptures() {
-    try {
-      runtime_->exchange_capture_mode(before_, device_);
-    } catch (...) {
-      // The device failed, so nothing is captured.
-    }
-  }
-  RelaxedCaptures(const RelaxedCaptures&) = delete;
-  RelaxedCaptures& operator=(const RelaxedCaptures&) = delete;
-
- private:
-  transfer::Runtime* runtime_;
-  int64_t device_;
-  int before_;
-};
+// Returns the current stream of this thread on the device of `like`. Calls no device.
+c10::Stream current_stream(const c10::Stream& like) {
+  return c10::impl::getDeviceGuardImpl(like.device_type())->getStream(like.device());
+}
 
 void check_device(const Snapshot& snapshot, const Where& where,
                   const c10::Stream& stream) {
@@ -255,7 +237,7 @@ std::vector<at::Tensor> Runtime::allocate(const std::vector<int64_t>& sizes,
   }
   at::globalContext().lazyInitDevice(type_);
   const transfer::Stream owner = to_stream(stream);
-  const RelaxedCaptures relaxed(runtime_, owner.device);
+  const std::unique_ptr<transfer::CallScope> scope = runtime_->scope(owner.device);
   const c10::StreamGuard guard(stream);
   std::vector<at::Tensor> blocks;
   blocks.reserve(sizes.size());
@@ -308,6 +290,10 @@ bool Runtime::is_idle(const c10::Stream& stream) const {
   return runtime_->is_idle(to_stream(stream));
 }
 
+void Runtime::check_not_capturing(const c10::Stream& stream, const char* name) const {
+  engine()->check_not_capturing(to_stream(stream), name);
+}
+
 std::unique_ptr<transfer::Fence> Runtime::fence() const { return engine()->fence(); }
 
 Engine* Runtime::engine() const { return engine_for(type_, runtime_); }
@@ -323,10 +309,18 @@ SendJob::SendJob(c10::Stream stream, int64_t chunk)
 }
 
 void SendJob::pack(const at::Tensor& slab, TensorRefs leaves, const SlabPlan& plan) {
+  take_slab(slab, plan);
+  leaves_.emplace("send", leaves, plan, &slab_, c10::kCPU);
+}
+
+void SendJob::take_leaves(TensorRefs leaves, const SlabPlan& plan) {
+  leaves_.emplace("send", leaves, plan, nullptr, c10::kCPU);
+}
+
+void SendJob::take_slab(const at::Tensor& slab, const SlabPlan& plan) {
   const Where where{"send", "slab"};
-  slab_ = take_slab(slab, where, plan);
+  slab_ = ops::take_slab(slab, where, plan);
   check_device(slab_, where, stream_);
-  leaves_.emplace("send", leaves, plan, slab_, c10::kCPU);
 }
 
 void SendJob::read_in_place(TensorRefs targets, TensorRefs sources) {
@@ -369,6 +363,34 @@ RecordedEvent SendJob::run() {
     job.num_slots = static_cast<int64_t>(slots.size());
   }
   return {engine_, stream_.device_type(), engine_->send(job)};
+}
+
+SmallCopy::SmallCopy(TensorRefs leaves, c10::Stream stream)
+    : stream_(stream), runtime_(stream.device_type()), plan_(leaves) {
+  job_.emplace(stream, transfer::kLargestBlock).take_leaves(leaves, plan_);
+}
+
+void SmallCopy::start(bool waits_here) {
+  const std::unique_ptr<transfer::CallScope> scope = runtime_.scope(stream_);
+  if (waits_here) runtime_.check_not_capturing(current_stream(stream_), "home");
+  runtime_.check_not_capturing(stream_, "copy");
+  slab_ = runtime_.allocate({plan_.nbytes()}, stream_)[0];
+  job_->take_slab(slab_, plan_);
+  event_.emplace(job_->run());
+}
+
+void SmallCopy::finish() {
+  job_.reset();
+  event_->check();
+}
+
+std::vector<at::Tensor> SmallCopy::wait() const {
+  const std::unique_ptr<transfer::CallScope> scope = runtime_.scope(stream_);
+  const c10::Stream stream = current_stream(stream_);
+  event_->wait(stream);
+  const at::Tensor* const slab = &slab_;
+  if (stream != stream_) runtime_.keep(slab, stream);
+  return make_views(slab_, plan_);
 }
 
 PinnedInfo pinned_info() {

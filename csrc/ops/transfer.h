@@ -55,6 +55,11 @@ class Runtime {
   bool is_capturing(const c10::Stream& stream) const;
   bool is_idle(const c10::Stream& stream) const;
   int refused_batch() const { return runtime_->refused_batch(); }
+  // Throws if `stream`, which the message names, is under capture.
+  void check_not_capturing(const c10::Stream& stream, const char* name) const;
+  std::unique_ptr<transfer::CallScope> scope(const c10::Stream& stream) const {
+    return runtime_->scope(stream.device_index());
+  }
   RecordedEvent record(const c10::Stream& stream) const;
   std::unique_ptr<transfer::Fence> fence() const;
 
@@ -72,6 +77,9 @@ class SendJob {
   SendJob(c10::Stream stream, int64_t chunk);
 
   void pack(const at::Tensor& slab, TensorRefs leaves, const SlabPlan& plan);
+  // The two parts of pack() for a slab of fresh memory. The second needs no GIL.
+  void take_leaves(TensorRefs leaves, const SlabPlan& plan);
+  void take_slab(const at::Tensor& slab, const SlabPlan& plan);
   void read_in_place(TensorRefs targets, TensorRefs sources);
 
   RecordedEvent run();
@@ -84,6 +92,31 @@ class SendJob {
   std::optional<LeafBytes> leaves_;
   std::vector<Snapshot> snapshots_;  // of direct_: see Note: [read once]
   std::vector<transfer::Copy> direct_;
+};
+
+// The Python class of the copy of a batch of small leaves; see send_small in _C.pyi.
+class SmallCopy {
+ public:
+  // Needs the GIL. All leaves can_pack.
+  SmallCopy(TensorRefs leaves, c10::Stream stream);
+
+  int64_t nbytes() const { return plan_.nbytes(); }
+  size_t num_leaves() const { return plan_.leaves().size(); }
+  // Queues the copy, once and without the GIL. With `waits_here` the current stream
+  // will wait at once. Call finish() with the GIL afterwards.
+  void start(bool waits_here);
+  // Drops the leaves. Throws the error that stopped the copy half way, if one did.
+  void finish();
+  // Returns the tensors, for which the current stream waits. Needs no GIL.
+  std::vector<at::Tensor> wait() const;
+
+ private:
+  c10::Stream stream_;
+  Runtime runtime_;
+  SlabPlan plan_;
+  std::optional<SendJob> job_;  // until finish()
+  at::Tensor slab_;
+  std::optional<RecordedEvent> event_;
 };
 
 // The staging blocks of all engines; see _C.pyi.

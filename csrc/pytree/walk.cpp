@@ -78,11 +78,38 @@ void combine(size_t* seed, size_t value) {
 
 }  // namespace
 
+// The classes of the leaves that a walk has found.
+class LeafClasses {
+ public:
+  explicit LeafClasses(PyObject* leaf_types) : leaf_types_(leaf_types) {}
+
+  // Returns true, and adds the class, if its objects are leaves.
+  bool find(PyTypeObject* type) {
+    if (type == last_) return true;
+    if (!is_simple_class(type)) return false;
+    const int found = PySet_Contains(leaf_types_, reinterpret_cast<PyObject*>(type));
+    if (found < 0) PyErr_Clear();
+    if (found > 0) add(type);
+    return found > 0;
+  }
+
+  void add(PyTypeObject* type) {
+    if (type == last_) return;
+    last_ = type;
+    if (std::find(all_.begin(), all_.end(), type) == all_.end()) all_.push_back(type);
+  }
+
+  std::vector<PyTypeObject*> take() { return std::move(all_); }
+
+ private:
+  PyObject* leaf_types_;
+  PyTypeObject* last_ = nullptr;
+  std::vector<PyTypeObject*> all_;  // borrowed from the leaves
+};
+
 class Walk {
  public:
-  explicit Walk(PyObject* leaf_types) : leaf_types_(leaf_types) {
-    recent_.fill(SIZE_MAX);
-  }
+  explicit Walk(PyObject* leaf_types) : classes_(leaf_types) { recent_.fill(SIZE_MAX); }
   Walk(const Walk&) = delete;
   Walk& operator=(const Walk&) = delete;
   ~Walk() {
@@ -100,7 +127,7 @@ class Walk {
     if (PyTuple_CheckExact(object)) {
       return visit_items(Node::kTuple, object, PyTuple_GET_SIZE(object), depth, hold);
     }
-    return is_leaf(Py_TYPE(object)) && add_leaf(object);
+    return classes_.find(Py_TYPE(object)) && add_leaf(object);
   }
 
   Flat finish() {
@@ -111,12 +138,12 @@ class Walk {
       for (PyObject* leaf : leaves_) PyList_SET_ITEM(list, i++, leaf);
       leaves_.clear();
     }
-    return {list, std::move(structure_), std::move(classes_)};
+    return {list, std::move(structure_), classes_.take()};
   }
 
  private:
   bool add_leaf(PyObject* object) {
-    if (Py_TYPE(object) != last_leaf_) add_class(Py_TYPE(object));
+    classes_.add(Py_TYPE(object));
     leaves_.push_back(object);
     Py_INCREF(object);
     std::vector<Node>& nodes = structure_.nodes_;
@@ -125,21 +152,6 @@ class Walk {
     }
     ++nodes.back().size;
     return true;
-  }
-
-  void add_class(PyTypeObject* type) {
-    last_leaf_ = type;
-    if (std::find(classes_.begin(), classes_.end(), type) == classes_.end()) {
-      classes_.push_back(type);
-    }
-  }
-
-  bool is_leaf(PyTypeObject* type) {
-    if (type == last_leaf_) return true;
-    if (!is_simple_class(type)) return false;
-    const int found = PySet_Contains(leaf_types_, reinterpret_cast<PyObject*>(type));
-    if (found < 0) PyErr_Clear();
-    return found > 0;
   }
 
   bool visit_items(Node::Kind kind, PyObject* items, Py_ssize_t size, int depth,
@@ -195,9 +207,7 @@ class Walk {
     return index;
   }
 
-  PyObject* leaf_types_;
-  PyTypeObject* last_leaf_ = nullptr;
-  std::vector<PyTypeObject*> classes_;  // of the leaves; borrowed from them
+  LeafClasses classes_;
   Structure structure_;
   std::vector<PyObject*> leaves_;   // owned
   std::vector<PyObject*> scratch_;  // keys and values of the open dicts; borrowed
@@ -205,11 +215,123 @@ class Walk {
   std::array<size_t, kNumRecent> recent_{};
 };
 
+namespace {
+
+constexpr Hold kHolds[] = {Hold::kNever, Hold::kRoot, Hold::kRoots};
+
+// Copies containers. A new container may start a garbage collection, which runs any
+// Python code. So it is a copy first, with references of its own, and its items are
+// replaced then.
+class Copy {
+ public:
+  Copy(PyObject* leaf_types, const std::function<bool(PyObject*)>& keeps)
+      : classes_(leaf_types), keeps_(keeps) {}
+
+  // Returns a new reference. Returns null for a nest that is not copied, also with a
+  // Python error set.
+  PyObject* visit(PyObject* object, int depth, Hold hold) {
+    if (PyDict_CheckExact(object)) {
+      if (is_held(hold, PyDict_GET_SIZE(object))) return leaf(object);
+      return depth < kMaxDepth ? dict(object, depth, inside(hold, Node::kDict))
+                               : nullptr;
+    }
+    const bool is_list = PyList_CheckExact(object);
+    if (is_list || PyTuple_CheckExact(object)) {
+      if (is_held(hold, Py_SIZE(object))) return leaf(object);
+      if (depth >= kMaxDepth) return nullptr;
+      return is_list ? list(object, depth, inside(hold, Node::kList))
+                     : tuple(object, depth, inside(hold, Node::kTuple));
+    }
+    const bool is_kept = classes_.find(Py_TYPE(object)) && keeps_(object);
+    return is_kept ? leaf(object) : nullptr;
+  }
+
+  std::vector<PyTypeObject*> take_classes() { return classes_.take(); }
+
+ private:
+  PyObject* leaf(PyObject* object) {
+    classes_.add(Py_TYPE(object));
+    return Py_NewRef(object);
+  }
+
+  PyObject* dict(PyObject* object, int depth, Hold below) {
+    PyObject* copy = PyDict_Copy(object);
+    if (copy == nullptr) return nullptr;
+    Py_ssize_t at = 0;
+    PyObject* key = nullptr;
+    PyObject* value = nullptr;
+    PyTypeObject* const first = first_key_type(copy);
+    bool good = true;
+    while (good && PyDict_Next(copy, &at, &key, &value)) {
+      PyObject* const item =
+          Py_TYPE(key) == first ? visit(value, depth + 1, below) : nullptr;
+      // The key exists, so the dict keeps its size.
+      good = item != nullptr && (item == value || PyDict_SetItem(copy, key, item) == 0);
+      Py_XDECREF(item);
+    }
+    if (!good) Py_CLEAR(copy);
+    return copy;
+  }
+
+  // Returns the type of all simple keys: see are_simple().
+  static PyTypeObject* first_key_type(PyObject* dict) {
+    Py_ssize_t at = 0;
+    PyObject* key = nullptr;
+    if (!PyDict_Next(dict, &at, &key, nullptr)) return nullptr;
+    return are_simple(&key, 1) ? Py_TYPE(key) : nullptr;
+  }
+
+  PyObject* list(PyObject* object, int depth, Hold below) {
+    const Py_ssize_t size = PyList_GET_SIZE(object);
+    PyObject* copy = PyList_New(size);
+    if (copy == nullptr) return nullptr;
+    // A collection may have changed the list. PyList_GetSlice() does not check that.
+    if (PyList_GET_SIZE(object) != size) Py_CLEAR(copy);
+    for (Py_ssize_t i = 0; copy != nullptr && i < size; ++i) {
+      PyList_SET_ITEM(copy, i, Py_NewRef(PyList_GET_ITEM(object, i)));
+    }
+    for (Py_ssize_t i = 0; copy != nullptr && i < PyList_GET_SIZE(copy); ++i) {
+      PyObject* const item = visit(PyList_GET_ITEM(copy, i), depth + 1, below);
+      if (item == nullptr) {
+        Py_CLEAR(copy);
+      } else {
+        PyList_SetItem(copy, i, item);
+      }
+    }
+    return copy;
+  }
+
+  PyObject* tuple(PyObject* object, int depth, Hold below) {
+    PyObject* copy = PyTuple_New(PyTuple_GET_SIZE(object));
+    for (Py_ssize_t i = 0; copy != nullptr && i < PyTuple_GET_SIZE(object); ++i) {
+      PyObject* const item = visit(PyTuple_GET_ITEM(object, i), depth + 1, below);
+      if (item == nullptr) {
+        Py_CLEAR(copy);
+      } else {
+        PyTuple_SET_ITEM(copy, i, item);
+      }
+    }
+    return copy;
+  }
+
+  LeafClasses classes_;
+  const std::function<bool(PyObject*)>& keeps_;
+};
+
+}  // namespace
+
 std::optional<Flat> flatten(PyObject* tree, PyObject* leaf_types, Roots roots) {
-  constexpr Hold kHolds[] = {Hold::kNever, Hold::kRoot, Hold::kRoots};
   Walk walk(leaf_types);
   if (!walk.visit(tree, 0, kHolds[static_cast<size_t>(roots)])) return std::nullopt;
   return walk.finish();
+}
+
+std::optional<Copied> copy_containers(PyObject* tree, PyObject* leaf_types, Roots roots,
+                                      const std::function<bool(PyObject*)>& keeps) {
+  Copy copy(leaf_types, keeps);
+  PyObject* copied = copy.visit(tree, 0, kHolds[static_cast<size_t>(roots)]);
+  if (copied == nullptr && PyErr_Occurred() == nullptr) return std::nullopt;
+  return Copied{copied, copy.take_classes()};
 }
 
 class Build {

@@ -10,6 +10,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <vector>
 
@@ -86,5 +87,17 @@ enum class Roots : uint8_t { kNone, kTree, kItems };
 // The empty items of a root are leaves. If the root is no list, so are the empty values
 // of each dict that the root contains directly or through dicts alone.
 std::optional<Flat> flatten(PyObject* tree, PyObject* leaf_types, Roots roots);
+
+// A copy of the containers of a nest, as flatten() and Structure::unflatten() make it.
+struct Copied {
+  PyObject* tree;                      // a new reference
+  std::vector<PyTypeObject*> classes;  // as of Flat
+};
+
+// Returns nothing for a nest that flatten() does not take, or if `keeps` returns false
+// for a leaf. It must neither raise nor call Python code. Returns a null tree, with a
+// Python error set, if memory runs out.
+std::optional<Copied> copy_containers(PyObject* tree, PyObject* leaf_types, Roots roots,
+                                      const std::function<bool(PyObject*)>& keeps);
 
 }  // namespace pyparallel::pytree

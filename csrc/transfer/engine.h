@@ -61,6 +61,9 @@ class Engine {
   // Throws only if no copy was queued. The leaves may change when this returns.
   SendResult send(const Job& job);
 
+  // Throws if `stream`, which the message names, is under capture.
+  void check_not_capturing(const Stream& stream, const char* name) const;
+
   // Records an event on `stream`, which must not be under capture.
   EventRef record(const Stream& stream);
   // Returns a fence on all current streams of this thread. They may be under capture.
@@ -88,7 +91,6 @@ class Engine {
   const Staging& staging() const { return staging_; }
 
  private:
-  void check_not_capturing(const Stream& stream, const char* name) const;
   void copy_direct(const Job& job);
   EventRef copy_packed(const Job& job);
   EventRef queue(const Block& block, const Copy& copy);

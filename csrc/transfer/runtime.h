@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 namespace pyparallel::transfer {
@@ -46,6 +47,15 @@ class CopyObserver {
 
  protected:
   ~CopyObserver() = default;
+};
+
+// Makes several calls of one thread to one device cheaper, while it lives.
+class CallScope {
+ public:
+  CallScope() = default;
+  virtual ~CallScope() = default;
+  CallScope(const CallScope&) = delete;
+  CallScope& operator=(const CallScope&) = delete;
 };
 
 // The mode of exchange_capture_mode in which no call ends a capture.
@@ -94,6 +104,9 @@ class Runtime {
   // Creates a stream that no other code has, and returns the handle of the device's own
   // interface. It does not wait for the default stream.
   virtual int64_t create_stream(int64_t device) = 0;
+  // In the scope, the device is current and this thread may make all calls during graph
+  // captures of others, also those of other libraries. May return null.
+  virtual std::unique_ptr<CallScope> scope(int64_t device) = 0;
   // Sets the calls that this thread may make during graph captures of others, and
   // returns the setting before. kRelaxed allows every call. Other values come from
   // earlier calls.

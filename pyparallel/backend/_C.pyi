@@ -21,12 +21,14 @@ __all__ = [
     "RecordedEvent",
     "Runtime",
     "SlabPlan",
+    "SmallCopy",
     "are_compact",
     "bound_cache",
     "bound_pinned",
     "cache_info",
     "clear_cache",
     "columns",
+    "copy_compact",
     "decode",
     "empty",
     "encode",
@@ -47,6 +49,7 @@ __all__ = [
     "ring_reclaim",
     "select_tensors",
     "send",
+    "send_small",
     "stack_equal",
     "views",
 ]
@@ -287,6 +290,26 @@ def flatten(
     Raises:
         TypeError: native only; ``leaf_types`` is not a set.
         ValueError: native only; ``roots`` is not 0, 1 or 2.
+    """
+
+def copy_compact(
+    tree: Any, leaf_types: AbstractSet[type], roots: int, on_cpu: bool
+) -> tuple[Any, tuple[type, ...]] | None:
+    """Return a nest with new containers around its leaves, and their classes, or None.
+
+    The result is that of `flatten` and `Structure.unflatten`, in one walk. None means
+    that `flatten` returns None, or that `are_compact` of the leaves is False. Pure
+    Python always returns None.
+
+    Args:
+        tree: as for `flatten`.
+        leaf_types: as for `flatten`.
+        roots: as for `flatten`.
+        on_cpu: as for `are_compact`.
+
+    Raises:
+        TypeError: as `flatten`.
+        ValueError: as `flatten`.
     """
 
 def select_tensors(leaves: Sequence[Any]) -> list[Tensor]:
@@ -591,6 +614,44 @@ def send(
         NotImplementedError: the device of ``stream`` is not in `transfers`.
 
     Stream: the copies wait for no other stream.
+    """
+
+class SmallCopy:
+    """A copy that `send_small` has started. Native only."""
+
+    def wait(self) -> list[Tensor]:
+        """Return the tensors; the current stream of the device waits, the host not.
+
+        They are `views` of one slab, whose memory is kept as by `Runtime.keep`.
+        """
+
+def send_small(
+    leaves: Sequence[Tensor],
+    stream: Any,
+    waits_here: bool,
+    most_nbytes: int,
+    most_leaf_nbytes: int,
+) -> SmallCopy | None:
+    """Plan, allocate and send small leaves to the device of ``stream`` by one call.
+
+    The result is that of `plan_slab`, `Runtime.allocate`, `send` and `views`.
+
+    Args:
+        leaves: as for `send`.
+        stream: of the copy, as for `send`.
+        waits_here: whether the current stream will wait for the copy at once. Then it
+            must not be under graph capture.
+        most_nbytes: see below.
+        most_leaf_nbytes: see below.
+
+    Returns:
+        None, with nothing queued, if `find_unpackable` finds a leaf, if the slab would
+        have no bytes or at least ``most_nbytes``, or if each leaf has at least
+        ``most_leaf_nbytes`` of it on average.
+
+    Raises:
+        RuntimeError: as `send`, also for an error after the first copy.
+        NotImplementedError: as `send`.
     """
 
 def pinned_info() -> tuple[int, int, int, int]:

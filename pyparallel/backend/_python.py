@@ -36,12 +36,14 @@ __all__ = [
     "RecordedEvent",
     "Runtime",
     "SlabPlan",
+    "SmallCopy",
     "are_compact",
     "bound_cache",
     "bound_pinned",
     "cache_info",
     "clear_cache",
     "columns",
+    "copy_compact",
     "decode",
     "empty",
     "encode",
@@ -62,6 +64,7 @@ __all__ = [
     "ring_reclaim",
     "select_tensors",
     "send",
+    "send_small",
     "stack_equal",
     "views",
 ]
@@ -515,7 +518,15 @@ def send(*args: Any, **kwargs: Any) -> None:
     )
 
 
+def send_small(*args: Any, **kwargs: Any) -> None:
+    """See ``_C.pyi``; always None, so `DeviceCopy` sends the leaves."""
+
+
 class RecordedEvent:
+    """See ``_C.pyi``; native only."""
+
+
+class SmallCopy:
     """See ``_C.pyi``; native only."""
 
 
@@ -566,6 +577,12 @@ def columns(dicts: list[Any], stack: bool) -> None:
 
 def flatten(tree: Any, leaf_types: AbstractSet[type], roots: int = 0) -> None:
     """See ``_C.pyi``; always None, so the caller flattens with optree."""
+
+
+def copy_compact(
+    tree: Any, leaf_types: AbstractSet[type], roots: int, on_cpu: bool
+) -> None:
+    """See ``_C.pyi``; always None, so the caller flattens and unflattens."""
 
 
 def select_tensors(leaves: Sequence[Any]) -> list[Tensor]:

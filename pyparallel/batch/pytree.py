@@ -102,6 +102,22 @@ def flatten_arguments(tree: Any, roots: int) -> Flat:
     return Flat(leaves, structure, set(map(type, leaves)))
 
 
+def copy_compact(
+    tree: Any, roots: int, on_cpu: bool
+) -> tuple[Any, Collection[type]] | None:
+    """Return new containers around the same leaves, and the leaves' classes, or None.
+
+    None means that the caller has to flatten the tree: a tensor may need a copy on the
+    host, or optree has to walk it.
+
+    Args:
+        tree: as for `flatten_arguments`.
+        roots: as for `flatten_arguments`.
+        on_cpu: whether tensors of other devices need a copy.
+    """
+    return backend.copy_compact(tree, _leaf_types, roots, on_cpu)
+
+
 def _flatten(tree: Any, roots: int) -> Flat:
     """Flatten a tree. Only the backend's walk holds empty containers."""
     while True:

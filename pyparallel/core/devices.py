@@ -84,7 +84,7 @@ def resolve_target(
     # "cpu:0" is also the host, but torch would copy to it.
     if device.type == "cpu":
         return HOST
-    digits = re.search(r":(\d+)$", str(target))
+    digits = re.search(r":(\d+)$", str(target)) if named else None
     if digits is not None and int(digits[1]) != device.index:
         raise _no_such_device(target, device.type, f"{who}: {noun}")
     return _with_index(device, f"{who}: {noun}")

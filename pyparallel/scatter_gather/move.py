@@ -21,6 +21,7 @@ LeafName = Callable[[int], str]
 
 _Rebuild = Callable[[Sequence[torch.Tensor]], list[Any]]
 
+_TENSOR = frozenset({torch.Tensor})
 _is_meta = attrgetter("is_meta")
 
 
@@ -79,7 +80,11 @@ def start_copy(
         for i, (leaf, part) in enumerate(zip(leaves, parts, strict=True)):
             if _moves(leaf):  # tensors that are packed for a device are checked there
                 check_memory(part, partial(name, i))
-    flat, rebuild = _open_tensors(parts) if is_simple else _open(leaves, parts)
+    rebuild: _Rebuild
+    if is_simple and classes is not None and _TENSOR.issuperset(classes):
+        flat, rebuild = list(parts), list
+    else:
+        flat, rebuild = _open_tensors(parts) if is_simple else _open(leaves, parts)
     wait_flat = to_device.start_copy(flat, target, dtype, stream)
 
     def wait() -> list[Any]:

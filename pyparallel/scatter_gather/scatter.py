@@ -10,7 +10,7 @@ import torch
 from torch.nn.utils.rnn import PackedSequence
 
 from ..batch import pytree
-from ..batch.container import DataContainer
+from ..batch.container import DataContainer, are_only_tensors
 from ..batch.ragged import Ragged
 from ..core.devices import Targets, resolve_targets
 from ..core.errors import BatchTypeError, BatchValueError, type_name
@@ -205,6 +205,9 @@ def _scatter(
     roots: tuple[str, ...],
     stream: torch.Stream | None = None,
 ) -> list[Any]:
+    kept = _keep(tree, targets[0], options, len(roots))
+    if kept is not None:
+        return kept
     leaves, structure, classes = pytree.flatten_arguments(tree, len(roots))
 
     def name(i: int) -> str:
@@ -243,6 +246,19 @@ def _scatter(
         for column, target in zip(columns, targets, strict=False)
     ]
     return [pytree.unflatten(structure, wait()) for wait in waits]
+
+
+def _keep(
+    tree: Any, target: torch.device | None, options: Options, roots: int
+) -> list[Any] | None:
+    """Return the one part of a batch that stays on the host as it is, or None."""
+    on_host = target is None or target.type == "cpu"
+    if not on_host or options.divides or options.dtype is not None:
+        return None
+    copied = pytree.copy_compact(tree, roots, on_cpu=target is not None)
+    if copied is None or not are_only_tensors(copied[1]):
+        return None
+    return [copied[0]]
 
 
 def _check_stream(stream: Any, targets: Sequence[torch.device | None]) -> None:

@@ -201,8 +201,9 @@ class TorchDevice:
         calls = self._calls(device)
         if calls is None:
             return self.new_stream(device)
-        self.current_stream(device)  # initialises CUDA
-        return torch.cuda.ExternalStream(calls.create_stream(device.index), device)
+        with self.relaxed(device):
+            self.current_stream(device)  # initialises CUDA
+            return torch.cuda.ExternalStream(calls.create_stream(device.index), device)
 
     def new_stream(self, device: torch.device) -> Any:
         """Return a stream from torch's pool; torch reuses its streams after 32."""

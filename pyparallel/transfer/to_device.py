@@ -15,7 +15,7 @@ from ..core.tracing import span
 from . import debug, engine
 from .device import DeviceApi, torch_device
 from .engine import keep_alive
-from .layout import TransferLayout, plan_transfer
+from .layout import DIRECT_NBYTES, SPAN_NBYTES, TransferLayout, plan_transfer
 
 #: From this number on, the engine queues copies by one call.
 _FEW_COPIES = 8
@@ -204,7 +204,8 @@ class MixedCopy:
     """A copy of tensors of any type and layout to a device with streams.
 
     Plain CPU tensors without gradients are packed, and their copy starts at once. The
-    others are copied by torch's own operators in `wait`.
+    others are copied by torch's own operators in `wait`. A batch of small tensors is
+    sent by one compiled call, which makes the copy of `DeviceCopy`.
 
     Stream: that of `send`; the others are copied on the stream that is current in
     `wait`.
@@ -219,6 +220,12 @@ class MixedCopy:
         waits_here: bool = True,
     ) -> None:
         self._device, self._api = device, api
+        self._others: dict[int, torch.Tensor] = {}
+        self._packed: DeviceCopy | backend.SmallCopy | None = None
+        if api is torch_device:
+            self._packed = _send_small(tensors, device, stream, waits_here)
+        if self._packed is not None:
+            return
         # Packed tensors are not kept: their memory is free for the next batch.
         self._others = {i: tensors[i] for i in backend.find_unpackable(tensors)}
         packed: Sequence[torch.Tensor] = tensors
@@ -230,6 +237,7 @@ class MixedCopy:
     def wait(self) -> list[torch.Tensor]:
         """Return the tensors on the device; the host does not wait for the copy."""
         tensors = self._packed.wait() if self._packed else []
+        keep_alive.release_done()
         if not self._others:
             return tensors
         with self._api.relaxed(self._device):
@@ -246,6 +254,22 @@ class MixedCopy:
         strided = tensor.is_cpu and tensor.layout is torch.strided
         # torch does not report whether a tensor of vmap is pinned.
         return strided and (is_wrapped(tensor) or self._api.is_pinned(tensor))
+
+
+def _send_small(
+    leaves: Sequence[torch.Tensor], device: torch.device, stream: Any, waits_here: bool
+) -> backend.SmallCopy | None:
+    """Send leaves that are all packed, whatever memory is pinned, or return None."""
+    if debug.enabled or not torch_device.has_engine(device):
+        return None
+    if stream is None:
+        stream = torch_device.copy_stream(device)
+    with span("pyparallel.send"):
+        sent = backend.send_small(
+            leaves, stream, waits_here, DIRECT_NBYTES, SPAN_NBYTES
+        )
+    keep_alive.release_done()
+    return sent
 
 
 def contiguous(tensor: torch.Tensor) -> torch.Tensor:

@@ -71,6 +71,64 @@ def test_plain_nests_are_walked_as_optree_walks_them(tree: Any) -> None:
     assert pytree.accessors(structure) == optree.tree_accessors(tree, none_is_leaf=True)
 
 
+@given(st.recursive(scalars, plain, max_leaves=30), st.integers(0, 2))
+def test_a_copy_of_the_containers_is_that_of_both_steps(tree: Any, roots: int) -> None:
+    leaves, structure, classes = native.flatten(tree, LEAVES, roots)
+    copy, found = native.copy_compact(tree, LEAVES, roots, False)
+    assert shape_of(copy) == shape_of(structure.unflatten(leaves))
+    assert set(found) == set(classes)
+    again, same, _ = native.flatten(copy, LEAVES, roots)
+    assert (ids(again), same) == (ids(leaves), structure)
+    nodes = pytree.flatten(tree)[1], pytree.flatten(copy)[1]
+    assert nodes[0] == nodes[1]
+    if isinstance(tree, list | dict) and tree:
+        before = shape_of(tree)
+        copy.clear()
+        assert shape_of(tree) == before
+
+
+@pytest.mark.parametrize(
+    ("tensor", "on_cpu", "is_kept"),
+    [
+        (torch.ones(2, 3), True, True),
+        (torch.ones(2, 3).T, False, False),
+        (torch.ones(2, 3).to_sparse(), False, False),
+        (torch.ones(2, 3, device="meta"), False, False),
+        (torch.ones(2, dtype=torch.complex64).conj(), True, False),
+    ],
+)
+def test_containers_are_copied_around_compact_tensors(tensor, on_cpu, is_kept) -> None:
+    tree = {"a": [torch.ones(1), (tensor, "name")]}
+    copied = native.copy_compact(tree, LEAVES, 0, on_cpu)
+    assert (copied is not None) is is_kept
+    if is_kept:
+        assert copied[0]["a"][1][0] is tensor and copied[0]["a"] is not tree["a"]
+
+
+def test_a_collection_during_a_copy_of_containers_may_change_the_batch() -> None:
+    class Finalizer:
+        def __init__(self, batch: list[Any]) -> None:
+            self.cycle, self.batch = self, batch
+
+        def __del__(self) -> None:
+            self.batch.clear()
+
+    before = gc.get_threshold()
+    for _ in range(20):
+        batch: list[Any] = [{"key": [i, {"deep": (i, [i])}]} for i in range(40)]
+        expected = shape_of(batch)
+        Finalizer(batch[7]["key"])
+        Finalizer(batch)
+        gc.set_threshold(1)
+        try:
+            found = native.copy_compact(batch, LEAVES, 0, False)
+        finally:
+            gc.set_threshold(*before)
+        assert batch == [], "the collection did not run"
+        if found is not None and found[0] and found[0][7]["key"]:
+            assert shape_of(found[0]) == expected
+
+
 @given(st.recursive(scalars, plain, max_leaves=8), st.recursive(scalars, plain))
 def test_structures_are_equal_as_in_optree(a: Any, b: Any) -> None:
     same = walk_by_optree(a)[1] == walk_by_optree(b)[1]

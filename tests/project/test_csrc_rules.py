@@ -41,7 +41,7 @@ each_source = pytest.mark.parametrize(
 )
 #: Functions of the CUDA runtime that call no device.
 CALLS_NO_DEVICE = {"memory_size", "free", "current_streams", "observe_copies"}
-CALLS_NO_DEVICE |= {"refused_batch"}
+CALLS_NO_DEVICE |= {"refused_batch", "scope"}
 
 
 def without_comments(path):
@@ -127,7 +127,7 @@ def test_each_call_of_cuda_is_guarded():
         text,
         flags=re.S,
     )
-    assert len(calls) == text.count(" override {") == 19
+    assert len(calls) == text.count(" override {") == 20
     for name, args, _, body in calls:
         if name == "exchange_capture_mode":  # the guard would undo it
             assert body.index("CUDAGuard guard(") < body.index("cudaThreadExchange")
@@ -142,7 +142,9 @@ def test_each_call_of_cuda_is_guarded():
         elif "Event& event" in args:
             assert guard[1] == "event.device", name
     guard = text[text.index("class CallGuard") :]
-    assert guard.index("CUDAGuard device_") < guard.index("> relaxed_;")
+    for members in ("{}.emplace(", "> {};"):
+        place = [guard.index(members.format(each)) for each in ("device_", "relaxed_")]
+        assert place[0] < place[1]
 
 
 def test_no_memory_is_write_combined():

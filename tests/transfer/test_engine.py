@@ -52,6 +52,65 @@ def some_leaves(rng: random.Random, num: int, largest: int = 40) -> list[torch.T
     ]
 
 
+def send_small(leaves, stream=COPIES, nbytes=layout.DIRECT_NBYTES, leaf_nbytes=8192):
+    return native.send_small(leaves, stream, True, nbytes, leaf_nbytes)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_one_call_makes_the_copy_of_all_steps(seed):
+    rng = random.Random(seed)
+    leaves = [torch.ones(3), *some_leaves(rng, rng.choice([0, 1, 40, 300]))]
+    leaves += [leaf.T for leaf in rng.choices(leaves, k=3) if leaf.dim() == 2]
+    expected = list(map(bytes_of, leaves))
+    sent = send_small(leaves)
+    formats = [(x.dtype, x.shape) for x in leaves]
+    for leaf in leaves:
+        leaf.zero_()
+    held = list(map(weakref.ref, leaves))
+    del leaf, leaves
+    gc.collect()
+    assert not any(each() for each in held), "the copy keeps its leaves"
+    for copies in (sent.wait(), sent.wait()):
+        assert list(map(bytes_of, copies)) == expected
+        assert [(x.dtype, x.shape) for x in copies] == formats
+        assert len({backend.memory_of(x).data_ptr() for x in copies if x.numel()}) == 1
+
+
+@pytest.mark.parametrize(
+    ("leaves", "limits"),
+    [
+        ([], {}),
+        ([torch.ones(0), torch.ones(3, 0)], {}),
+        ([torch.ones(4, requires_grad=True)], {}),
+        ([torch.ones(4), torch.ones(4).to_sparse()], {}),
+        ([torch.ones(4, dtype=torch.complex64).conj()], {}),
+        ([torch.ones(4, device="meta")], {}),
+        ([torch.ones(4).as_subclass(type("Own", (torch.Tensor,), {}))], {}),
+        ([torch.ones(1 << 18)], {"leaf_nbytes": 1 << 30}),
+        ([torch.ones(64)] * 4, {"nbytes": 1024}),
+        ([torch.ones(64)] * 4, {"leaf_nbytes": 256}),
+    ],
+)
+def test_other_batches_are_not_sent_by_one_call(leaves, limits):
+    assert send_small(leaves, **limits) is None
+
+
+def test_one_call_sends_up_to_its_limits():
+    assert send_small([torch.ones(64)] * 4, nbytes=1025, leaf_nbytes=257) is not None
+    with torch.no_grad():
+        assert send_small([torch.ones(4, requires_grad=True)]) is not None
+
+
+def test_one_call_names_a_leaf_whose_memory_was_freed():
+    leaf = torch.ones(4)
+    leaf.untyped_storage().resize_(0)
+    message = (
+        "send: leaves[1] must lie within its storage, but needs 16 bytes where 0 are "
+        "left. Copy it before its storage is released."
+    )
+    check(send_small, ([torch.ones(1), leaf],), ValueError, message)
+
+
 def arrive(leaves, device, **options) -> list[bytes]:
     copied = to_device.send(leaves, CPU, device, **options).wait()
     assert [(x.dtype, x.shape) for x in copied] == [(x.dtype, x.shape) for x in leaves]

@@ -121,6 +121,9 @@ class Runtime : public pyparallel::transfer::Runtime {
 
   int refused_batch() override { return 0; }
   int64_t create_stream(int64_t) override { return 0; }
+  std::unique_ptr<pyparallel::transfer::CallScope> scope(int64_t) override {
+    return nullptr;
+  }
   int exchange_capture_mode(int mode, int64_t) override { return mode; }
 
   bool is_capturing(const Stream& stream) override { return stream.id == capturing; }
