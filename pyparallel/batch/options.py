@@ -34,20 +34,36 @@ def meant_by(name: str, options: Collection[str]) -> str | None:
     return next(iter(difflib.get_close_matches(name, options, 1)), None)
 
 
-def checked_options(cls: _Class, advice: Mapping[str, str] | None = None) -> _Class:
+def checked_options(
+    cls: _Class,
+    advice: Mapping[str, str] | None = None,
+    other_names: Mapping[str, str] | None = None,
+) -> _Class:
     """Make the constructor of a dataclass name the option that was probably meant.
 
     Args:
         cls: the class; it is changed.
         advice: what to do instead, by the name of an option of a similar class.
+        other_names: options by their other names.
+
+    Raises:
+        TypeError: an option is given by both names.
     """
+    other_names = other_names or {}
     init: Any = cls.__init__  # type: ignore[misc]
     options = list(inspect.signature(cls).parameters)
 
     @functools.wraps(init)
     def checked(self: Any, *args: Any, **kwargs: Any) -> None:
-        for name in kwargs:
-            if name not in options:
+        for name in list(kwargs):
+            if option := other_names.get(name):
+                if option in kwargs:
+                    raise BatchTypeError(
+                        f"{cls.__name__}: {name} is another name of {option}, but "
+                        f"both were given. Remove {name}."
+                    )
+                kwargs[option] = kwargs.pop(name)
+            elif name not in options:
                 raise _unknown(cls.__name__, name, options, advice or {})
         init(self, *args, **kwargs)
 

@@ -22,7 +22,7 @@ from . import plan, pytree, stack
 from .columns import NUMBER_DTYPES, Path, batch_tensors, batch_values, sample_path
 from .container import DataContainer
 from .options import checked_options, text_of
-from .padding import Padded, Padding, PaddingOptions
+from .padding import Padded, Padding, PaddingOptions, Sizes
 from .padding_values import as_number
 from .ragged import Ragged, join_samples, rest_beside_empty
 
@@ -90,7 +90,8 @@ class Pad(Rule, PaddingOptions):
         dims: the number of trailing dimensions that may differ and are padded. None:
             the number of sizes in the other options; without such sizes 2, or 1 for
             values with one dimension.
-        size_divisor, shape, buckets, side, mask: as of `Padding`.
+        size_divisor, shape, buckets, side, mask: as of `Padding`. ``divisor`` is
+            another name of ``size_divisor``.
         sizes: as of `Padding`. None: the same as ``mask``.
 
     Raises:
@@ -134,6 +135,11 @@ class Pad(Rule, PaddingOptions):
                 f"Pad: dims must be {num_sizes}, the number of sizes in the other "
                 f"options, but is {dims}. Omit dims, or change these options."
             )
+
+    @property
+    def divisor(self) -> int | Sizes:
+        """The ``size_divisor``."""
+        return self.size_divisor
 
     def _batch(self, column: list[Any], path: Path) -> torch.Tensor | Padded:
         samples, padding = _as_tensors(column, path), self._padding
@@ -296,7 +302,7 @@ for _rule in (Stack, Pad, Concat, List):
     _rule.__module__ = "pyparallel"
 
 _PADS = {each.name: f"Use Pad({each.name}=...)." for each in fields(Pad) if each.init}
-checked_options(Pad)
+checked_options(Pad, other_names={"divisor": "size_divisor"})
 for _rule in (Stack, Concat, List):
     checked_options(_rule, _PADS)
 

@@ -214,7 +214,7 @@ def test_arrays_images_and_lists_are_batched_like_tensors(rule: Any, kind: str) 
 @pytest.mark.parametrize(
     ("rule", "advised"),
     [
-        (Pad(size_divisor=8), Pad(dims=3, size_divisor=(8, 8, 1))),
+        (Pad(divisor=8), Pad(dims=3, divisor=(8, 8, 1))),
         (Pad(dims=3, size_divisor=8), Pad(dims=3, size_divisor=(8, 8, 1))),
         (Pad(shape=(8, 8)), Pad(dims=3, shape=(8, 8, 3))),
         (Pad(buckets=[(4, 4), (8, 8)]), Pad(dims=3, buckets=[(4, 4, 3), (8, 8, 3)])),
@@ -540,6 +540,9 @@ _ANY = "Pad(...), Stack(), Concat(), List() or a function of the list of values"
         (lambda: Collate({"a": Pad()}, a=List()), ValueError,
          "Collate: 'a' must have one rule, but has Pad() and List(). Remove one of "
          "them."),
+        (lambda: Pad(divisor=2, size_divisor=2), TypeError,  # type: ignore[call-arg]
+         "Pad: divisor is another name of size_divisor, but both were given. Remove "
+         "divisor."),
         (lambda: Pad(size_divisor=0), ValueError,
          "Pad: size_divisor must be an integer of 1 or more, but is 0."),
         (lambda: Pad(size_divisor=2, shape=(4,)), ValueError,
