@@ -128,7 +128,6 @@ def test_empty_values_beside_different_rows_are_an_error() -> None:
 
 
 MEANT: list[tuple[Any, dict[str, Any], dict[str, Any]]] = [
-    (Pad, {"divisor": 32}, {"size_divisor": 32}),
     (Pad, {"pad_size_divisor": 32}, {"size_divisor": 32}),
     (Pad, {"pad_to_multiple_of": 8}, {"size_divisor": 8}),
     (Pad, {"padding_value": 1}, {"value": 1}),
