@@ -43,7 +43,11 @@ KINDS: dict[str, dict[str, Any]] = {
 }
 #: Behaviours that threads cannot have: they share the global random states and the
 #: variables of the process.
-NOT_OF_THREADS = {"worker info, seeds and random numbers", "worker_init_fn"}
+NOT_OF_THREADS = {
+    "worker info, seeds and random numbers",
+    "worker_init_fn",
+    "batches read at once",
+}
 with_kinds = pytest.mark.parametrize("kind", KINDS)
 
 
@@ -131,6 +135,9 @@ BEHAVIOURS: dict[str, Callable[[Any, dict[str, Any]], Any]] = {
         cls(Map(6, seen), 2, collate_fn=as_is, worker_init_fn=set_variable, **kind)
     ),
     "batches read at once": lambda cls, kind: epochs(
+        cls(Batched(5, seen), 2, collate_fn=as_is, **kind)
+    ),
+    "batches read at once, worker info": lambda cls, kind: epochs(
         cls(Batched(5, known), 2, collate_fn=as_is, **kind)
     ),
     "ends of streams": lambda cls, kind: epochs(cls(Shards(5, 1), 2, **kind)),
