@@ -310,7 +310,7 @@ def test_numbers_with_which_no_worker_starts_are_refused(
 
 
 OURS = {"ring_slabs", "max_ring_bytes", "sample_seeds", "snapshot_every_n_steps"}
-OURS |= {"on_error", "max_errors", "replay_dataset"}
+OURS |= {"on_error", "max_errors", "replay_dataset", "worker_method"}
 
 
 def test_the_signature_is_torchs_with_types() -> None:
