@@ -56,6 +56,14 @@ OPTIONS: dict[str, Any] = {
 }
 
 
+#: Kinds of workers that write the batches.
+WORKERS: dict[str, dict[str, Any]] = {
+    "processes": {},
+    "persistent processes": {"persistent_workers": True},
+    "threads": {"worker_method": "thread", "multiprocessing_context": None},
+}
+
+
 def pinned_loader(dataset: Any = None, **options: Any) -> Any:
     return DataLoader(
         dataset or Numbers(BATCH * NUM_BATCHES, SHAPE),
@@ -132,10 +140,10 @@ def late_device() -> Iterator[None]:
 # -------------------------------------------------------------------- values and slabs
 
 
-@pytest.mark.parametrize("persistent", [False, True])
+@pytest.mark.parametrize("workers", WORKERS)
 @pytest.mark.parametrize("way", WAYS)
-def test_every_batch_of_several_epochs_is_right(way: Any, persistent: bool) -> None:
-    loader = pinned_loader(persistent_workers=persistent)
+def test_every_batch_of_several_epochs_is_right(way: Any, workers: str) -> None:
+    loader = pinned_loader(**WORKERS[workers])
     with late_device():
         for _ in range(3):
             sent = list(way(loader))
@@ -148,18 +156,16 @@ def test_every_batch_of_several_epochs_is_right(way: Any, persistent: bool) -> N
 
 
 @pytest.mark.filterwarnings("ignore:.PP201")
-@pytest.mark.parametrize("persistent", [False, True])
+@pytest.mark.parametrize("workers", WORKERS)
 @pytest.mark.parametrize("way", WAYS)
 def test_a_slab_is_not_written_while_the_device_reads_it(
-    way: Any, persistent: bool
+    way: Any, workers: str
 ) -> None:
     """Four slabs serve 60 batches, and the device is behind by three of them."""
     num = 60
     loader = pinned_loader(
         Numbers(BATCH * num, SHAPE),
-        num_workers=1,
-        ring_slabs=4,
-        persistent_workers=persistent,
+        **{**WORKERS[workers], "num_workers": 1, "ring_slabs": 4},
     )
     sent = []
     with late_device():
@@ -232,9 +238,12 @@ def test_slabs_are_pinned_once_and_unpinned_with_the_loader(persistent: bool) ->
 
 @pytest.mark.fake_cuda  # lists the calls
 @pytest.mark.usefixtures("in_place")
+@pytest.mark.parametrize("workers", WORKERS)
 @pytest.mark.parametrize("way", WAYS)
-def test_a_loader_that_is_dropped_unpins_after_the_last_copy(way: Any) -> None:
-    loader = pinned_loader()
+def test_a_loader_that_is_dropped_unpins_after_the_last_copy(
+    way: Any, workers: str
+) -> None:
+    loader = pinned_loader(**WORKERS[workers])
     with fake_cuda.calls(fake_cuda.EXTENSION) as calls:
         with late_device():
             sent = list(way(loader))
