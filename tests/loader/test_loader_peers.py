@@ -295,6 +295,22 @@ def test_transformers_trains_with_workers(tmp_path: Path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore")
+def test_thread_workers_of_monai_are_refused_with_our_class_and_ours_work() -> None:
+    data = pytest.importorskip("monai.data")
+
+    class Mixed(data.ThreadDataLoader, DataLoader[Any]):  # type: ignore[misc]
+        """Its class, which calls ours instead of torch's."""
+
+    def mixed(**options: Any) -> Any:
+        return Mixed(range(6), batch_size=2, num_workers=2, **options)
+
+    with pytest.raises(TypeError, match=r"of .*\._ProcessThread\. Remove multiproc"):
+        mixed(use_thread_workers=True)
+    batches = [each.tolist() for each in mixed(worker_method="thread")]
+    assert batches == [[0, 1], [2, 3], [4, 5]]
+
+
+@pytest.mark.filterwarnings("ignore")
 def test_monai_reads_with_its_own_class_in_ours() -> None:
     data = pytest.importorskip("monai.data")
     images = data.CacheDataset(
