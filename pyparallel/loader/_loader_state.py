@@ -129,8 +129,9 @@ def state_between_epochs(
         sampler = save_own_state(loader._index_sampler)
     if asks_dataset and isinstance(sampler, ExceptionWrapper):
         sampler.reraise()
+    iterators = loader._iterators or (2 if loader.num_workers else 1)
     return {
-        "loader": saved_arguments(loader),
+        "loader": {**saved_arguments(loader), "iterators": iterators},
         "random": _random_state.capture(find_generators(parts)),
         "epochs": find_epochs(parts),
         "samples": sample_numbers(loader, _next_samples(last)),

@@ -104,19 +104,21 @@ class Progress:
         self.order: Order | None = None
         self.num_delivered = self._num_before = 0  # _num_before: by earlier iterators
         self.finished = self.failed = self._read_after_error = False
-        self._has_replayed = False
         self.base_seed: int | None = state["base_seed"]
         left = reset and last is not None and not last.finished
         self.dataset = DatasetStates(loader, state, left=left)
         # The sampler is in the middle of an epoch that was left, until its iter().
         was_left = last is not None and not last.finished
         self._begins_anew = was_left and state["sampler"] is not None
+        has_seed = self.base_seed is None  # persistent workers draw no new seed
         self._epoch = {
             "start": state["random"],
             "epochs": state["epochs"],
-            "iterators": 2 if loader.num_workers and not reset else 1,
-            "seeds": self.base_seed is None,
+            "iterators": state["loader"]["iterators"] if has_seed else 1,
+            "seeds": has_seed,
         }
+        # Whether `indices` calls iter() of the sampler again, after the base seed.
+        self._restarts = self._epoch["iterators"] == 2
         # Random states to restore after torch draws the base seed, and at the end.
         self._random_after_seed: dict[str, Any] | None = None
         self._random_at_end: dict[str, Any] | None = None
@@ -149,9 +151,8 @@ class Progress:
         if self._iterable:
             if self.base_seed is not None:
                 self._random_at_end = state["random"]
-        elif self.base_seed is not None:  # persistent workers drew no new seed
+        elif self.base_seed is not None:
             self.order = Order(self._sampler)
-            self._has_replayed = True
             self._random_after_seed = _random_state.capture(self._generators)
 
     def _prepare_sampler(self, state: dict[str, Any]) -> None:
@@ -191,7 +192,7 @@ class Progress:
                 f"rank, sampler and data. If the sampler has its own randomness, add "
                 f"state_dict and load_state_dict to it."
             )
-        self._has_replayed = True
+        self._restarts = False
         if is_moved:
             _random_state.restore(own, self._generators)
             self._epoch.update(start=own, seeds=True)
@@ -278,12 +279,18 @@ class Progress:
             self.order.skip(delivered - before)
 
     def indices(self) -> Iterator[Any]:
-        """Return the tasks of the epoch. torch's iterator calls this at its start."""
+        """Return the tasks of the epoch.
+
+        Note: [iterators of a sampler]. With workers, torch calls ``iter()`` of the
+        sampler before it draws the base seed, and again after that. A sampler may draw
+        its order in ``iter()``, and then it draws two. So a loader that continues a
+        state calls ``iter()`` as often as the saved one, with any number of workers.
+        """
         if self._iterable:
             return iter(self._sampler)
         if self.order is None:
             self.order = Order(self._sampler)
-        elif not self._has_replayed:
+        elif self._restarts:
             self.order.restart()
         if self._begins_anew:
             self._initial["sampler"] = save_own_state(self._sampler)

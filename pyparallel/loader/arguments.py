@@ -38,6 +38,7 @@ class Loader(Protocol):
     _progress: Any
     _loaded: dict[str, Any] | None
     _has_loaded: bool
+    _iterators: int | None
     _epochs_seen: Mapping[str, int]
     _states_wanted: bool
     _dataset_kind: int

@@ -316,7 +316,7 @@ class DataLoader(TorchLoader[_T_co], StatefulLoader):
 
 
 #: The state of a loader that its copies continue.
-_STATE = ("_loaded", "_has_loaded")
+_STATE = ("_loaded", "_has_loaded", "_iterators")
 
 
 def _check_bool(name: str, value: Any, rule: str = "True or False") -> None:

@@ -109,9 +109,9 @@ class Epoch(LoaderIter):
         self._start_method = start_method_of(loader) if count else ""
         self._worker_init_fn = loader.worker_init_fn  # the profiler may replace it
         self._choose_pinning(loader)
-        # As in torch: an iterator of the sampler, the base seed, a second iterator.
+        # The base seed comes first, see Note [iterators of a sampler].
         self._index_sampler = loader._index_sampler
-        self._sampler_iter: Any = progress.indices()
+        progress.indices()
         drawn = torch.empty((), dtype=torch.int64).random_(generator=loader.generator)
         self._base_seed: Any = progress.choose_base_seed(int(drawn))
         self._epoch = 0
@@ -231,8 +231,7 @@ class Epoch(LoaderIter):
         self._pool.is_whole = True
 
     def _begin(self, loader: Loader, first_worker: int) -> None:
-        if self._has_workers:
-            self._sampler_iter = self._progress.indices()
+        self._sampler_iter = self._progress.indices()
         self._IterableDataset_len_called = vars(loader)["_IterableDataset_len_called"]
         self._turn = first_worker
         self._active = [True] * max(self._num_workers, 1)

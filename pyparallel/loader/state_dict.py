@@ -39,6 +39,8 @@ class StatefulLoader:
     _loaded: dict[str, Any] | None = None
     #: Whether the loader has loaded a state.
     _has_loaded = False
+    #: The calls of ``iter()`` of the sampler that begin an epoch of the loaded run.
+    _iterators: int | None = None
     #: The numbers of ``set_epoch`` when the loader was made, or loaded its last state.
     _epochs_seen: Mapping[str, int] = MappingProxyType({})
     #: The last loader that another library made from this one, and the progress then.
@@ -141,6 +143,7 @@ class StatefulLoader:
         self._iterator: Any = None  # its persistent workers are at another position
         self._progress = None
         self._loaded = loaded
+        self._iterators = None if loaded is None else loaded["loader"]["iterators"]
 
     @property
     def _loader(self) -> Loader:

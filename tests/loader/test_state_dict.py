@@ -66,6 +66,35 @@ def test_any_order_is_continued_exactly_with_workers(data: st.DataObject) -> Non
     check_continued(case, batches, data.draw(st.sampled_from(stops)), **later)
 
 
+TWO = WITH_WORKERS[1]
+THREADS = {"num_workers": 2, "worker_method": "thread"}
+
+
+@pytest.mark.parametrize(
+    "options, later",
+    [
+        ({}, TWO),
+        (TWO, {"num_workers": 0, "prefetch_factor": None}),
+        ({}, THREADS),
+        (THREADS, {"num_workers": 0, "worker_method": "multiprocessing"}),
+        (WITH_WORKERS[2], {}),
+        ({**THREADS, "persistent_workers": True}, {"num_workers": 1}),
+    ],
+    ids=str,
+)
+def test_an_order_that_iter_draws_does_not_depend_on_workers(
+    options: dict[str, Any], later: dict[str, Any]
+) -> None:
+    # With workers, iter() of the sampler is called twice for each epoch.
+    case = Case("eager, one by one", 4, 1, options=options, epochs=2)
+    batches, stops = uninterrupted(case)
+    for stop in stops:
+        rest, seconds = uninterrupted(case, stop, **later)
+        assert rest == batches[stop.given :], (stop.epoch, stop.moment)
+        for second in seconds[2::3]:  # of a loader that has continued a state
+            check_continued(case, batches, second)
+
+
 def test_skipped_batches_are_not_read() -> None:
     case = Case("shuffle", 20, 2, epochs=1)
     _, stops = uninterrupted(case)

@@ -371,6 +371,11 @@ class Stop:
     given: int
     state: bytes
 
+    @property
+    def next_epoch(self) -> int:
+        """The epoch of the next batch."""
+        return self.epoch + (self.moment == "end")
+
     def load(self) -> dict[str, Any]:
         return torch.load(io.BytesIO(self.state), weights_only=True)
 
@@ -386,19 +391,24 @@ def saved(state: dict[str, Any]) -> bytes:
     return file.getvalue()
 
 
-def uninterrupted(case: Case) -> tuple[list[Batch], list[Stop]]:
-    """Return all batches of a case and all moments to stop at."""
-    seed(1)
-    loader = case.loader()
-    stops: list[Stop] = [Stop(0, "before", 0, saved(loader.state_dict()))]
-    given = 0
+def uninterrupted(
+    case: Case, first: Stop | None = None, **options: Any
+) -> tuple[list[Batch], list[Stop]]:
+    """Return all batches of a case after a stop, and all moments to stop at."""
+    seed(1 if first is None else 2)
+    loader = case.loader(**options)
+    if first is None:
+        first = Stop(0, "before", 0, saved(loader.state_dict()))
+    else:
+        loader.load_state_dict(first.load())
+    stops, given = [first], first.given
 
     def stop(epoch: int, moment: str) -> None:
         nonlocal given
         given += moment == "batch"
         stops.append(Stop(epoch, moment, given, saved(loader.state_dict())))
 
-    return case.run(loader, 0, stop), stops
+    return case.run(loader, first.next_epoch, stop), stops
 
 
 def continued(case: Case, stop: Stop, **options: Any) -> list[Batch]:
@@ -406,4 +416,4 @@ def continued(case: Case, stop: Stop, **options: Any) -> list[Batch]:
     seed(2)
     loader = case.loader(**options)
     loader.load_state_dict(stop.load())
-    return case.run(loader, stop.epoch + (stop.moment == "end"))
+    return case.run(loader, stop.next_epoch)
