@@ -107,6 +107,7 @@ def sample_random() -> SampleRandom:
         ...         return 2
         ...     def __getitem__(self, index):
         ...         return torch.rand(3, generator=sample_random().torch)
+        >>> from pyparallel import DataLoader
         >>> loaders = [DataLoader(Noisy(), sample_seeds=True) for _ in range(2)]
         >>> for loader in loaders:
         ...     loader.generator = torch.Generator().manual_seed(1)

@@ -138,7 +138,7 @@ def adopt_slab(
     worker = Worker(ring, torch.stack)
     found, expected = [], []
     for sign in (1.0, -1.0):
-        batch = worker.make([torch.full((1 << 16,), sign * value)] * 4).deserialize()
+        batch = worker.make([torch.full((1 << 16,), sign * value)] * 4).batch
         found += copy(batch)
         expected.append(batch.clone())
         del batch

@@ -77,6 +77,10 @@ class Photos(torch.utils.data.Dataset):
         return i
 dataset, num_epochs, step = Photos(), 2, lambda batch: None
 """,
+    "docs/threads.md": """
+import torch
+dataset, transform, image = range(64), torch.clone, torch.ones(3)
+""",
 }
 #: Pages whose Python another test runs, and that test.
 ELSEWHERE = {

@@ -131,7 +131,7 @@ def test_memory_is_pinned_beside_a_capture() -> None:
     with capturing():
         received = in_thread(lambda: worker.make([torch.ones(8)]))
         assert received.is_pinned
-        kept = received.deserialize().clone()
+        kept = received.batch.clone()
         unpinned = weakref.ref(ring)
         received = worker = ring = None  # type: ignore[assignment]
         assert unpinned() is None
@@ -140,7 +140,7 @@ def test_memory_is_pinned_beside_a_capture() -> None:
 
 def test_a_batch_freed_during_capture_frees_its_slab() -> None:
     ring, worker = pinned_ring()
-    batch = [worker.make([torch.ones(8)]).deserialize()]
+    batch = [worker.make([torch.ones(8)]).batch]
     assert batch[0].is_pinned()
     side = torch.cuda.Stream()
     with torch.cuda.stream(side):
@@ -161,7 +161,7 @@ def test_memory_that_a_graph_copies_is_never_used_again() -> None:
         pass
 
     ring, worker = pinned_ring()
-    batch = worker.make([torch.ones(8)]).deserialize().as_subclass(Marked)
+    batch = worker.make([torch.ones(8)]).batch.as_subclass(Marked)
     target = torch.zeros(1, 8, device=device())
     with capturing() as graph:
         mixed = MixedCopy([batch], device())
