@@ -43,8 +43,9 @@ from .interface import (
 _CHECK_SECONDS = 0.5
 #: The longest time from the end of the file of a process to its exit code.
 _EXIT_SECONDS = 2.0
-#: The time of workers to finish their task, and to end after each of two signals.
-_END_SECONDS = (0.7, 0.5, 1.0)
+#: The time of workers to finish their task, and to end after each of two signals. On a
+#: busy system, many killed processes need seconds to get a core and to end.
+_END_SECONDS = (0.7, 0.5, 10.0)
 #: The most calls of `wake` that one `Woken` answers.
 _WAKEUPS = 4096
 #: Opcode of pickles that refer to a class or a function.

@@ -172,6 +172,18 @@ def test_many_workers_start_answer_and_end() -> None:
         assert all(value_of(answer) == worker for worker, answer in found)
 
 
+def test_the_end_waits_for_killed_workers_that_end_late() -> None:
+    """On a busy system, a killed process gets no core for a while."""
+    with pool(2) as workers:
+        for i, made in enumerate(workers.processes):
+            workers.send(i, 1)
+            workers.receive(i, 60)
+            workers.send(i, ("sleep", 60))
+            late = threading.Timer(2, made._popen.kill)
+            made.terminate, made.kill = (lambda: None), late.start
+    assert {made.exitcode for made in workers.processes} == {-signal.SIGKILL}
+
+
 def test_a_worker_takes_three_descriptors() -> None:
     def used(count: int) -> int:
         with pool(count) as workers:
