@@ -18,7 +18,7 @@ import torch
 from .. import command, environment
 from .._harness import QUICK, Effort, Record, compare, ratio, summarise
 from ..backends import AS_LOADED, use_backend
-from . import fields, images, in_process, overlap, report
+from . import fields, images, in_process, overlap, report, threads
 from .epochs import Counted
 from .images import Comparison
 
@@ -29,6 +29,7 @@ def cases(quick: bool, workers: Sequence[int]) -> list[Comparison]:
         *images.cases(quick, workers),
         *fields.cases(quick),
         *in_process.cases(quick),
+        *threads.cases(quick),
         *overlap.cases(quick),
     ]
 

@@ -79,7 +79,7 @@ def _starts_and_ends(quick: bool, options: dict[str, Any]) -> list[Comparison]:
             f"first batch of {count} workers, {method}",
             "fields",
             "from iter() to the first batch; 4 samples of 4 floats",
-            partial(_contenders, vectors, 4, 16, _first_batch, starting),
+            partial(_contenders, vectors, 4, 16, first_batch, starting),
             [Goal(BY_TORCH, 3)],
         ),
         Comparison(
@@ -144,7 +144,8 @@ def _prefetched(
     ]
 
 
-def _first_batch(loader: Any) -> float:
+def first_batch(loader: Any) -> float:
+    """Return the seconds from ``iter()`` to the first batch."""
     start = time.perf_counter()
     batches = iter(loader)
     next(batches)
