@@ -73,7 +73,7 @@ def test_one_call_makes_the_copy_of_all_steps(seed):
     for copies in (sent.wait(), sent.wait()):
         assert list(map(bytes_of, copies)) == expected
         assert [(x.dtype, x.shape) for x in copies] == formats
-        assert len({backend.memory_of(x).data_ptr() for x in copies if x.numel()}) == 1
+        assert len({native.memory_of(x).data_ptr() for x in copies if x.numel()}) == 1
 
 
 @pytest.mark.parametrize(

@@ -52,6 +52,7 @@ from pyparallel import (
     profile,
     registry,
     replicate,
+    sample_random,
     scatter,
     scatter_kwargs,
     start_to_host,
@@ -152,6 +153,7 @@ def loaders(dataset: torch.utils.data.Dataset[Sample]) -> Iterator[Any]:
     as_of_torch: torch.utils.data.DataLoader[Sample] = annotated
     assert_type(as_of_torch.dataset, torch.utils.data.Dataset[Sample])
     loader.load_state_dict(loader.state_dict())
+    assert_type(sample_random().torch, torch.Generator)
     sampler = SizeBatchSampler([(4, 5), (6, 7)], max_padded=100, padding=Padding())
     sampler.set_epoch(1)
     assert_type(sampler.report().planned.padding, float)
