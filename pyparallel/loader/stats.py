@@ -393,9 +393,6 @@ class Meter:
             for name, number in zip(figures._fields, figures, strict=True):
                 counts[name] += number
             if facts is not None:
-                counts["pack_seconds"] += figures.pack_seconds
-                counts["pack_cpu_seconds"] += figures.pack_cpu_seconds
-                counts["core_wait_seconds"] += figures.core_wait_seconds
                 counts["ring_hits"] += facts.is_in_ring
                 counts["ring_misses"] += facts.miss is not None
 

@@ -10,6 +10,8 @@ import pytest
 import torch
 
 from pyparallel import DataContainer, DataLoader, LoaderStats, Ragged
+from pyparallel.loader.messages import Facts
+from pyparallel.loader.reader import Figures
 from pyparallel.loader.stats import Meter, suggest_num_workers
 
 pytestmark = pytest.mark.one_backend
@@ -286,6 +288,18 @@ def test_hidden_is_the_share_that_the_step_did_not_wait_for():
     assert LoaderStats(wait_seconds=1, copy_seconds=2).hidden is None
     ahead = LoaderStats(wait_seconds=2, load_seconds=8, fetch_seconds=99)
     assert ahead.hidden == 0.75
+
+
+def test_each_figure_of_a_batch_is_counted_once():
+    figures = Figures(*range(1, 1 + len(Figures._fields)))
+    for facts in (None, Facts(0, True, False, None)):
+        meter = Meter()
+        for _ in range(2):
+            meter.count_batch(meter.clock(), figures, 5, facts)
+        stats = meter.snapshot()
+        assert stats.nbytes == 10 and stats.ring_hits == 2 * (facts is not None)
+        for name, value in figures._asdict().items():
+            assert getattr(stats, name) == 2 * value, name
 
 
 def test_text_has_every_figure_with_its_unit():
