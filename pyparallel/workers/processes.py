@@ -370,7 +370,8 @@ class ProcessWorkers(Workers):
 
     def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
         # Later, the globals of this module are gone: the argument is not one of them.
-        if not is_finalizing() and hasattr(self, "_waker"):
+        # If they are closed, a Ctrl-C that arrives in here would be lost for nothing.
+        if not is_finalizing() and hasattr(self, "_waker") and not self._is_closed:
             self.close()
 
 
