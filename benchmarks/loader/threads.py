@@ -24,7 +24,7 @@ from .in_process import first_batch
 try:
     from PIL import Image
 except ImportError:
-    Image = None  # type: ignore[assignment]
+    Image = None  # type: ignore[assignment]  # the stubs name a module
 
 try:
     from torchdata import nodes

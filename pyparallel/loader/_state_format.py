@@ -36,7 +36,7 @@ import torch
 from ..core.errors import type_name
 
 #: The version of the format.
-VERSION = 3
+VERSION = 4
 _KEYS = ["version", "epochs", "state"]
 #: The entry that accelerate adds to a state.
 _OF_ACCELERATE = "_iterator_finished"

@@ -598,7 +598,7 @@ REFUSED: dict[str, tuple[Any, Case]] = {
         lambda: state_of(Case("shuffle, generator")),
         Case(),
     ),
-    "be of version 3, but is of version 7. Load it with the version of pyparallel that "
+    "be of version 4, but is of version 7. Load it with the version of pyparallel that "
     "saved it.": (lambda: {**state_of(Case()), "version": 7}, Case()),
     "come from DataLoader.state_dict(), but is ['_snapshot', '_steps']. States of "
     "other loaders are not supported.": (

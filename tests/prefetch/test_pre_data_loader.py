@@ -429,7 +429,7 @@ def test_a_pass_continues_after_a_state_was_refused(wrap: Any) -> None:
     batches = iter(pre)
     found = [next(batches).tolist()]
     state = pre.state_dict()
-    for bad in (None, [state], {**state, "epochs": "{}"[:1]}, {"version": 3}):
+    for bad in (None, [state], {**state, "epochs": "{}"[:1]}, {"version": 4}):
         with pytest.raises(
             ValueError, match=r"^DataLoader\.load_state_dict: the state"
         ):
