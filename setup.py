@@ -326,13 +326,16 @@ def arguments(record: dict[str, Any], nvcc: Nvcc | None, site: Path) -> dict[str
     macros = [(f"PP_BUILD_{k.upper()}", f'"{record[k] or ""}"') for k in names]
     own, usual = str(ROOT / "csrc"), [] if on(os.environ, "DEBUG") else ["-s"]
     link = sanitizers(os.environ, nvcc is not None) or usual
+    # A compiler may link libstdc++ statically. If that copy were visible, it would mix with
+    # the one of torch, and streams would lose text or crash.
+    link = ["-fopenmp", "-Wl,--exclude-libs,ALL", *link]
     make = cpp_extension.CUDAExtension if nvcc else cpp_extension.CppExtension
     extension: Extension = make(
         MODULE,
         sources(nvcc is not None, Path(base, "sources")),
         include_dirs=[own],
         define_macros=macros,
-        extra_link_args=["-fopenmp", *link],
+        extra_link_args=link,
     )
     foreign = [folder for folder in extension.include_dirs if folder != own]
     headers = system_headers(foreign, nvcc, site)

@@ -56,7 +56,8 @@ def device_events(call: Any) -> list[str]:
     with profile(activities=[ProfilerActivity.CUDA, ProfilerActivity.CPU]) as found:
         call()
         torch.cuda.synchronize()
-    names = [event.name for event in found.events() if event.device_type == CUDA]
+    on_device = [event for event in found.events() if event.device_type == CUDA]
+    names = [event.name for event in on_device if not event.is_user_annotation]
     if not names:
         pytest.xfail("the profiler sees no device events on this machine")
     return names
