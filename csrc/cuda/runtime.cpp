@@ -177,7 +177,12 @@ class CudaRuntime final : public transfer::Runtime {
     const CallGuard guard(used_device());
     const cudaError_t error =
         cudaHostRegister(data, static_cast<size_t>(nbytes), cudaHostRegisterPortable);
-    if (error != cudaSuccess) static_cast<void>(cudaGetLastError());
+    if (error != cudaSuccess) {
+      static_cast<void>(cudaGetLastError());
+      // This call throws if the device has failed, since no later call succeeds then.
+      cudaPointerAttributes attributes{};
+      C10_CUDA_CHECK(cudaPointerGetAttributes(&attributes, data));
+    }
     return static_cast<int>(error);
   }
 

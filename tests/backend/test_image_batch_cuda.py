@@ -104,9 +104,8 @@ def test_fast_batches_are_as_near_to_the_truth_as_stated(
 ) -> None:
     numbers = oracle.Numbers(*(row[:3] for row in NUMBERS))
     images = photos([(20, 600), (21, 601), (1, 1)])
-    dst = torch.empty(3, 3, 21, 608, dtype=dtype, device="cuda")
-    if last:
-        dst = dst.contiguous(memory_format=torch.channels_last)
+    order = torch.channels_last if last else torch.contiguous_format
+    dst = torch.empty(3, 3, 21, 608, dtype=dtype, device="cuda", memory_format=order)
     there = [on_device(image) for image in images]
     backend.image_batch(dst, there, None, *numbers, True, False)
     for row, image in zip(dst.cpu(), images, strict=True):

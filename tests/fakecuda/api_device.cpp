@@ -180,7 +180,9 @@ const char* cudaGetErrorString(cudaError_t error) {
 }
 
 cudaError_t cudaThreadExchangeStreamCaptureMode(cudaStreamCaptureMode* mode) {
-  FAKECUDA_BEGIN("cudaThreadExchangeStreamCaptureMode", fakecuda::kOpensContext);
+  // As on a GPU, this call opens a context, but succeeds after the device has failed.
+  FAKECUDA_BEGIN("cudaThreadExchangeStreamCaptureMode", fakecuda::kPlain);
+  fakecuda::open_context(fakecuda::current_device());
   *mode = fakecuda::exchange_capture_mode(*mode);
   return cudaSuccess;
 }

@@ -10,7 +10,7 @@ pytestmark = [pytest.mark.cuda, pytest.mark.timeout(120)]
 START = """
 import threading, warnings
 import psutil
-from pyparallel import PreDataLoader, scatter, start_to_host, to_host
+from pyparallel import PreDataLoader, backend, scatter, start_to_host, to_host
 # Python 3.12 warns of every fork beside a thread: workers start beside CUDA's.
 warnings.filterwarnings("ignore", "This process .* is multi-threaded")
 warnings.filterwarnings("ignore", ".PP201")  # a device that is late has all slabs
@@ -54,6 +54,7 @@ FAILURE = """
 pinned, pageable = loader_of(400, pin_memory=True), loader_of(400)
 batches, pre = iter(pinned), PreDataLoader(pageable, 0)
 ahead = iter(pre)
+slab = torch.empty(1 << 20, dtype=torch.uint8)
 kept = [scatter(next(batches), [0])[0], next(ahead)]
 results = start_to_host(kept)
 torch._assert_async(torch.zeros(1, device="cuda"))  # the kernel traps
@@ -67,6 +68,7 @@ calls = {
     "start_to_host": lambda: start_to_host(kept).get(),
     "an epoch": lambda: [scatter(batch, [0]) for batch in pinned],
     "a pass": lambda: list(pre),
+    "pin": lambda: backend.Runtime("cuda").pin(slab.data_ptr(), slab.nbytes),
 }
 for name, call in calls.items():
     try:
@@ -92,7 +94,7 @@ def test_after_a_failure_of_the_device_calls_raise_and_the_process_ends(
     found, out, err = run(START + FAILURE + end)
     names = """
         synchronize, torch, scatter, pinned ring, prefetch, to_host, start_to_host,
-        an epoch, a pass
+        an epoch, a pass, pin
     """
     expected = [f"{name.strip()} raises" for name in names.split(",")]
     assert out.splitlines() == [*expected, "[]", "[]"], err
