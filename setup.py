@@ -326,8 +326,8 @@ def arguments(record: dict[str, Any], nvcc: Nvcc | None, site: Path) -> dict[str
     macros = [(f"PP_BUILD_{k.upper()}", f'"{record[k] or ""}"') for k in names]
     own, usual = str(ROOT / "csrc"), [] if on(os.environ, "DEBUG") else ["-s"]
     link = sanitizers(os.environ, nvcc is not None) or usual
-    # A compiler may link libstdc++ statically. If that copy were visible, it would mix with
-    # the one of torch, and streams would lose text or crash.
+    # A compiler may link libstdc++ statically. If that copy were visible, it would mix
+    # with the one of torch, and streams would lose text or crash.
     link = ["-fopenmp", "-Wl,--exclude-libs,ALL", *link]
     make = cpp_extension.CUDAExtension if nvcc else cpp_extension.CppExtension
     extension: Extension = make(

@@ -17,7 +17,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import NamedTuple, NoReturn
 
-TOOLS = "hypothesis optree psutil pytest pytest_timeout numpy pybind11 ninja setuptools"
+TOOLS = "hypothesis optree psutil pytest pytest_timeout xdist numpy pybind11 ninja"
+TOOLS += " setuptools"
 PROBE = """
 import glob, json, sys, torch
 print(json.dumps({
@@ -137,7 +138,8 @@ class Machine:
             self._site.mkdir(parents=True, exist_ok=True)
             installed.write_text(listed, "utf-8")
         if missing := self._ask(MISSING, *TOOLS.split()).split():
-            names = [name.replace("_", "-") for name in missing]
+            projects = {"xdist": "pytest-xdist"}
+            names = [projects.get(name, name.replace("_", "-")) for name in missing]
             offline = ["--retries", "0", "--timeout", "5"]  # then the step is short
             subprocess.run([*pip, *offline, *names], env=self.env)
         if missing := self._ask(MISSING, *TOOLS.split()).split():
@@ -216,6 +218,9 @@ class Commands:
     def _tests(self, _: float) -> list[Command]:
         mark = "cuda" if len(self._machine.gpus) > 1 else "cuda and not two_gpus"
         options = [*HANGS, *REPORT, "--junitxml", f"{self._out}/{JUNIT}", "-m", mark]
+        # A test that crashes ends one of these processes, and not the others.
+        jobs = str(max(1, min(8, (os.cpu_count() or 1) // 2)))
+        options += ["-p", "xdist", "-n", jobs, "--max-worker-restart", "50"]
         options += shlex.split(os.environ.get("GPU_TEST_ARGS", ""))
         return [self._pytest(*options, *self._marked())]
 
@@ -263,8 +268,8 @@ class Commands:
             )
         argv = [found, "--tool", tool, *SANITIZER.split(), *options]
         argv += [self._machine.python, *PYTEST, "--timeout", "0"]
-        # The slowdown is unknown. The first cases of all tests launch each kernel. The
-        # other cases differ in sizes, dtypes and layouts.
+        # The first cases of all tests launch each kernel. The other cases differ in
+        # sizes, dtypes and layouts.
         left = seconds - SANITIZER_REST
         argv += ["--first-cases-after", os.environ.get("GPU_CASES", f"{left:.0f}")]
         argv += ["-m", "cuda and kernel", *self._marked()]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import faulthandler
 import json
 import os
 import time
@@ -39,6 +40,7 @@ def main(argv: list[str]) -> int:
         help="skip the bandwidths and the test in two processes",
     )
     options = parser.parse_args(argv)
+    faulthandler.enable()  # a crash of the extension prints the call
     problems: list[Problem] = []
     found: dict[str, Any] = {"schema": SCHEMA}
     deadline = time.monotonic() + SECONDS - _age()
