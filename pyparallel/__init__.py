@@ -15,6 +15,7 @@ from .batch.pad_stack import pad_stack
 from .batch.padding import Padded, Padding
 from .batch.ragged import Ragged
 from .batch.rules import Concat, List, Pad, Stack
+from .batch.unpad import resize_mask, unpad
 from .core.errors import BatchWarning, Error, LoaderWarning
 from .images.preprocessor import ImagePreprocessor
 from .loader.data_loader import DataLoader
@@ -74,11 +75,13 @@ __all__ = [
     "parallel_apply",
     "profile",
     "replicate",
+    "resize_mask",
     "sample_random",
     "scatter",
     "scatter_kwargs",
     "start_to_host",
     "to_host",
+    "unpad",
 ]
 
 

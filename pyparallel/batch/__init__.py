@@ -8,8 +8,9 @@ torch's own rules apply, by ``torch_stack``. ``pad_stack`` starts at ``plan``.
 ``collate_fields`` makes the same pass with a rule of ``rules`` for each field.
 
 ``container``, ``padding`` and ``ragged`` have the classes of samples and batches, on
-``tensor_fields``. ``pytree`` walks nested containers for all folders. ``custom_op`` is
-the operator that torch.compile sees.
+``tensor_fields``. ``unpad`` uses the sizes and the mask of a batch on outputs.
+``pytree`` walks nested containers for all folders. ``custom_op`` is the operator that
+torch.compile sees.
 """
 
 __all__ = [
@@ -30,4 +31,5 @@ __all__ = [
     "stack",
     "tensor_fields",
     "torch_stack",
+    "unpad",
 ]

@@ -52,11 +52,13 @@ from pyparallel import (
     profile,
     registry,
     replicate,
+    resize_mask,
     sample_random,
     scatter,
     scatter_kwargs,
     start_to_host,
     to_host,
+    unpad,
 )
 
 Sample = dict[str, DataContainer]
@@ -95,6 +97,8 @@ def stacked(samples: list[Tensor]) -> tuple[Tensor, Ragged]:
     assert_type(found, Tensor)
     assert_type(pad_stack(samples, side="left", out=found), Tensor)
     assert_type(pad_stack(samples, sizes=True), Padded)
+    assert_type(unpad(found, [[1], [2]], dim=-1), list[Tensor])
+    assert_type(resize_mask(found > 0, 4), Tensor)
     assert_type(pad_stack(samples, padding=Padding(mask=True)), Tensor | Padded)
     padded = pad_stack(samples, mask=True, size_divisor=32)
     assert_type(padded, Padded)
