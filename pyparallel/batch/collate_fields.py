@@ -31,7 +31,17 @@ from .columns import Path, check_types, sequence_columns
 from .options import meant_by
 from .padding import Padding
 from .ragged import Ragged
-from .rules import List, Pad, Rule, Stack, advise_rules, apply_rule, convert, is_fields
+from .rules import (
+    Concat,
+    List,
+    Pad,
+    Rule,
+    Stack,
+    advise_rules,
+    apply_rule,
+    convert,
+    is_fields,
+)
 
 #: A rule, or a function that gets the list of the field's values.
 AnyRule = Rule | Callable[[list[Any]], Any]
@@ -97,6 +107,13 @@ class Collate:
         self._default = default
         if default is not None:
             _check_rule(default, "default")
+            if isinstance(default, Concat) and default.index_of is not None:
+                raise BatchValueError(
+                    f"Collate, default={default!r}: default must be a rule without "
+                    "index_of. Give each field of indices its own rule."
+                )
+        for name, each in self._rules.items():
+            _check_index(name, each, self._rules)
         self._parents = {parent for name in self._rules for parent in _parents(name)}
         for name in sorted(self._parents.intersection(self._rules)):
             # "" is the sample, which contains all fields, and may be the name of one.
@@ -129,7 +146,11 @@ class Collate:
                 raise _missing_field_error(batch, name, rule)
         with span("pyparallel.collate"):
             walk = _RuleWalk(self._rules, self._parents, self._default)
-            return walk.column(list(batch), ())
+            result = walk.column(list(batch), ())
+            for name, (rule, indices) in walk.joined.items():
+                if rule.index_of is not None:
+                    rule.count_rows(indices, walk.joined[rule.index_of][1], name)
+            return result
 
     def __repr__(self) -> str:
         """Show the rules as Python code that creates them."""
@@ -207,7 +228,11 @@ Collate.__module__ = "pyparallel"
 
 
 class _RuleWalk(Walk):
-    """A pass over the samples that uses the rules of a `Collate`."""
+    """A pass over the samples that uses the rules of a `Collate`.
+
+    Attributes:
+        joined: the rule and the result for each field with the rule `Concat`, by name.
+    """
 
     drops_keys = False
 
@@ -216,6 +241,7 @@ class _RuleWalk(Walk):
     ) -> None:
         super().__init__(sys.maxsize)
         self._rules, self._parents, self._default = rules, parents, default
+        self.joined: dict[str, tuple[Concat, Ragged]] = {}
 
     def column(self, column: list[Any], path: Path) -> Any:
         name = _dotted(path)
@@ -223,6 +249,10 @@ class _RuleWalk(Walk):
         if rule is None and name not in self._parents:
             rule = self._default_rule(column[0], path)
         if rule is not None:
+            if isinstance(rule, Concat):
+                ragged = apply_rule(rule, column, path)
+                self.joined[name] = rule, ragged
+                return ragged if rule.dim == 0 else ragged.values
             if isinstance(rule, Rule):
                 return apply_rule(rule, column, path)
             try:
@@ -403,6 +433,19 @@ def _check_rule(rule: Any, name: str) -> None:
     raise BatchTypeError(
         f"Collate: the rule of {name} must be {_RULES}, but is {found}. {advice}"
     )
+
+
+def _check_index(name: str, rule: Any, rules: Mapping[str, AnyRule]) -> None:
+    """Raise if a rule counts the rows of a field whose rows are not concatenated."""
+    if not isinstance(rule, Concat) or rule.index_of is None:
+        return
+    other = rules.get(rule.index_of)
+    if not isinstance(other, Concat) or other.dim != 0:
+        found = "no rule" if other is None else repr(other)
+        raise BatchValueError(
+            f"Collate, {name}={rule!r}: {rule.index_of!r} must have the rule Concat(), "
+            f"which concatenates its rows, but has {found}. Add the rule Concat()."
+        )
 
 
 def _children(value: Any) -> dict[str, Callable[[], Any]]:

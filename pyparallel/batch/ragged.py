@@ -19,7 +19,7 @@ from ..core.errors import (
 )
 from ..core.torch_private import is_split_along_rows, is_wrapped
 from . import stack, torch_stack
-from .padding import Padded, Padding, check_num_dims
+from .padding import Padded, Padding, Sizes, check_num_dims
 from .plan import StackPlan, plan_stack, sample_name
 from .tensor_fields import TensorFields
 
@@ -162,8 +162,19 @@ class Ragged(TensorFields):
         Stream: on a GPU the host does not wait.
         """
         total = self.values.shape[0]
-        starts = self.offsets[:-1].repeat_interleave(self.lengths(), output_size=total)
+        starts = for_each_row(self.offsets[:-1], self.offsets, total)
         return torch.arange(total, device=self.offsets.device) - starts
+
+    @property
+    def segment_ids(self) -> torch.Tensor:
+        """The index of the sample of every row, ``torch.int64`` ``(len(values),)``.
+
+        This is the vector ``batch`` of torch_geometric.
+
+        Stream: on a GPU the host does not wait.
+        """
+        samples = torch.arange(self.num_samples, device=self.offsets.device)
+        return for_each_row(samples, self.offsets, self.values.shape[0])
 
     def unbind(self) -> list[torch.Tensor]:
         """Return the samples as views of ``values``.
@@ -266,40 +277,77 @@ class Ragged(TensorFields):
 Ragged.__module__ = "pyparallel"
 
 
-def join_samples(samples: Sequence[torch.Tensor], name: Callable[[int], str]) -> Ragged:
+def for_each_row(
+    numbers: torch.Tensor, offsets: torch.Tensor, total: int
+) -> torch.Tensor:
+    """Return the number of each sample for all of its rows, in ``total`` rows."""
+    return numbers.repeat_interleave(offsets.diff(), output_size=total)
+
+
+def join_samples(
+    samples: Sequence[torch.Tensor], name: Callable[[int], str], dim: int = 0
+) -> Ragged:
     """Concatenate tensors to one `Ragged`.
 
     Args:
         samples: at least one tensor.
         name: returns the name of sample ``i`` for an error.
+        dim: the dimension. The offsets of the result are those along it.
     """
     torch_stack.check_layouts(samples, name)
     shapes = [sample.shape for sample in samples]
-    if () in shapes or len({shape[1:] for shape in shapes}) > 1:
-        rest = rest_beside_empty(shapes)
-        if rest is None:
-            _check_shapes(shapes, name)
-        else:
-            like = next(each for each in samples if each.dim() > 1)
-            rows = like.new_empty((0, *rest))
-            samples = [each if each.dim() > 1 else rows for each in samples]
-    values = torch_stack.cat(samples, name)
-    ends = list(accumulate((shape[0] for shape in shapes), initial=0))
+    # Nearly always all shapes have equal ends.
+    is_usual = dim == 0 and () not in shapes and len({x[1:] for x in shapes}) == 1
+    if not is_usual and _differ(shapes, dim):
+        if rest_beside_empty(shapes, dim) is None:
+            _check_shapes(shapes, name, dim)
+        like = next(each for each in samples if each.dim() > 1)
+        rows = without_rows(like, dim)
+        samples = [each if each.dim() > 1 else rows for each in samples]
+        shapes = [sample.shape for sample in samples]
+    values = torch_stack.cat(samples, name, dim)
+    ends = list(accumulate((shape[dim] for shape in shapes), initial=0))
     offsets = stack.int64_tensor(ends, (len(ends),), values.device)
     return Ragged.from_fields((values, offsets))
 
 
-def rest_beside_empty(shapes: Sequence[torch.Size]) -> torch.Size | None:
-    """Return the trailing dimensions that samples with rows share, beside empty ones.
+def without_rows(like: torch.Tensor, dim: int = 0) -> torch.Tensor:
+    """Return a tensor like another one whose size in a dimension is 0.
+
+    If it lacks this dimension, the result is the empty tensor of one dimension.
+    """
+    if not -like.dim() <= dim < like.dim():
+        return torch.empty(0)
+    shape = list(like.shape)
+    shape[dim] = 0
+    return like.new_empty(shape)
+
+
+def _rest(shape: Sizes, dim: int) -> Sizes | None:
+    """Return all sizes but that of a dimension; None if it does not exist."""
+    at = dim if dim >= 0 else dim + len(shape)
+    return (*shape[:at], *shape[at + 1 :]) if 0 <= at < len(shape) else None
+
+
+def _differ(shapes: Sequence[Sizes], dim: int) -> bool:
+    """Return True if not all shapes have the dimension, and are equal beside it."""
+    rests = {_rest(shape, dim) for shape in shapes}
+    return len(rests) > 1 or None in rests
+
+
+def rest_beside_empty(shapes: Sequence[Sizes], dim: int = 0) -> Sizes | None:
+    """Return the other dimensions that samples with rows share, beside empty ones.
 
     Args:
         shapes: the shapes of the samples.
+        dim: the dimension of the rows.
 
     Returns:
-        None unless all shapes are ``(0,)`` or ``(n, *rest)``, with both among them and
-        at least one dimension in ``rest``.
+        None unless all shapes are ``(0,)`` or have the size ``n`` in ``dim`` and
+        ``rest`` in the others, with both among them and at least one dimension in
+        ``rest``.
     """
-    rests = {shape[1:] for shape in shapes if shape != (0,)}
+    rests = {_rest(shape, dim) for shape in shapes if shape != (0,)}
     if len(rests) != 1 or (0,) not in shapes:
         return None
     (rest,) = rests
@@ -334,7 +382,9 @@ def _check_fields(values: Any, offsets: Any) -> None:
         )
 
 
-def _check_shapes(shapes: Sequence[torch.Size], name: Callable[[int], str]) -> None:
+def _check_shapes(
+    shapes: Sequence[torch.Size], name: Callable[[int], str], dim: int
+) -> None:
     for i, shape in enumerate(shapes):
         if not shape:
             raise with_advice(
@@ -343,13 +393,19 @@ def _check_shapes(shapes: Sequence[torch.Size], name: Callable[[int], str]) -> N
                 "().",
                 "Call reshape(1) on it.",
             )
-        if shape[1:] != shapes[0][1:]:
+        rest = _rest(shape, dim)
+        if rest is None:
+            raise BatchValueError(
+                f"{name(i)} must have the dimension {dim} to be concatenated along it, "
+                f"but has shape {tuple(shape)}. Use Concat(), along dimension 0."
+            )
+        if rest != _rest(shapes[0], dim):
             raise with_advice(
                 BatchValueError,
-                f"{name(i)} must match {name(0)} outside dimension 0, but has shape "
-                f"{tuple(shape)} where {tuple(shapes[0])} was expected.",
-                "Transpose the samples so that they differ in dimension 0, or pad "
-                "them.",
+                f"{name(i)} must match {name(0)} outside dimension {dim}, but has "
+                f"shape {tuple(shape)} where {tuple(shapes[0])} was expected.",
+                f"Transpose the samples so that they differ in dimension {dim}, or "
+                "pad them.",
             )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numbers
+import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from itertools import chain
@@ -24,7 +25,13 @@ from .container import DataContainer
 from .options import checked_options, text_of
 from .padding import Padded, Padding, PaddingOptions, Sizes
 from .padding_values import as_number
-from .ragged import Ragged, join_samples, rest_beside_empty
+from .ragged import (
+    Ragged,
+    for_each_row,
+    join_samples,
+    rest_beside_empty,
+    without_rows,
+)
 
 _KEEP_LIST = "Use List() to keep the values in a list."
 
@@ -251,8 +258,9 @@ class Pad(Rule, PaddingOptions):
 _set = object.__setattr__
 _NO_OPTIONS = Padding()
 
-_INTEGERS = {torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64}
-_INTEGERS |= {torch.uint16, torch.uint32, torch.uint64}
+#: The integers that torch can add.
+_INDEX_DTYPES = {torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64}
+_INTEGERS = _INDEX_DTYPES | {torch.uint16, torch.uint32, torch.uint64}
 
 
 def _can_hold(dtype: torch.dtype, value: Any) -> bool:
@@ -266,10 +274,20 @@ def _can_hold(dtype: torch.dtype, value: Any) -> bool:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Concat(Rule):
-    """Concatenate values along dimension 0 without padding; the result is a `Ragged`.
+    """Concatenate values without padding.
 
-    An empty list, a tensor of shape ``(0,)`` and an empty array of objects have zero
-    rows of the other values.
+    The result is a `Ragged`. With another ``dim`` than 0 it is a tensor without
+    offsets. An empty list, a tensor of shape ``(0,)`` and an empty array of objects
+    have zero rows of the other values.
+
+    Args:
+        dim: the dimension along which values are concatenated.
+        index_of: the dotted name of another field, with the rule ``Concat()``. The
+            values are indices of its rows, so the number of its rows in all earlier
+            samples is added to them, as torch_geometric adds it to ``edge_index``.
+
+    Raises:
+        TypeError: ``dim`` is not an integer, or ``index_of`` is not a string.
 
     Example:
         >>> batch = Collate(boxes=Concat())([{"boxes": [[1, 2]]}, {"boxes": []}])
@@ -279,9 +297,54 @@ class Concat(Rule):
         tensor([0, 1, 1])
     """
 
+    dim: int = 0
+    index_of: str | None = field(default=None, kw_only=True)
+
+    def __post_init__(self) -> None:
+        if isinstance(self.dim, bool) or not hasattr(self.dim, "__index__"):
+            raise BatchTypeError(
+                f"Concat: dim must be an integer, but is {self.dim!r} "
+                f"({type_name(self.dim)})."
+            )
+        _set(self, "dim", operator.index(self.dim))
+        if not isinstance(self.index_of, str | None):
+            raise BatchTypeError(
+                "Concat: index_of must be the name of a field, but is "
+                f"{self.index_of!r} ({type_name(self.index_of)})."
+            )
+
     def _batch(self, column: list[Any], path: Path) -> Ragged:
-        samples = _as_tensors(column, path)
-        return join_samples(samples, lambda i: sample_path(path, i))
+        """Return a `Ragged` whose samples lie along ``dim``."""
+        samples = _as_tensors(column, path, self.dim)
+        for i, sample in enumerate(samples if self.index_of is not None else ()):
+            if sample.dtype not in _INDEX_DTYPES:
+                raise BatchTypeError(
+                    f"{sample_path(path, i)} must have integers, the indices of rows "
+                    f"of {self.index_of!r}, but has {sample.dtype}. Convert it to "
+                    "torch.int64."
+                )
+        return join_samples(samples, lambda i: sample_path(path, i), self.dim)
+
+    def count_rows(self, indices: Ragged, rows: Ragged, name: str) -> None:
+        """Add the rows of all earlier samples to new indices of these rows.
+
+        Args:
+            indices: the result of `_batch` for the field ``name``; it is changed.
+            rows: the field ``index_of``.
+            name: the dotted name of the indices, for an error.
+        """
+        values, last = indices.values, rows.values.shape[0] - 1
+        if last > torch.iinfo(values.dtype).max:
+            raise BatchValueError(
+                f"Collate, {self!r}: {name!r} must have a dtype that can hold {last}, "
+                f"the last row of {self.index_of!r} in the batch, but has "
+                f"{values.dtype}. Convert the samples to torch.int64."
+            )
+        shape = [1] * values.dim()
+        shape[self.dim] = -1
+        total = values.shape[self.dim]
+        before = rows.offsets[:-1].to(indices.offsets.device)
+        values += for_each_row(before, indices.offsets, total).view(shape)
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -323,27 +386,35 @@ def apply_rule(rule: Rule, column: list[Any], path: Path) -> Any:
         raise type(error)(f"Collate, {rule!r}: {text}") from error.__cause__
 
 
-def convert(column: Sequence[Any]) -> list[Any]:
+def convert(column: Sequence[Any], dim: int = 0) -> list[Any]:
     """Convert arrays, PIL images, numbers and lists of numbers to tensors.
 
     Other values are kept. An empty list, or an empty array of objects, gets the dtype
-    and the trailing dimensions of the first tensor.
+    of the first tensor, and its sizes in all dimensions but ``dim``. Lists of empty
+    lists get this dtype, too.
     """
-    values = stack.as_tensors(column)
-    lists = [each for each in values if isinstance(each, list | tuple)]
+    given = stack.as_tensors(column)
+    lists = [each for each in given if isinstance(each, list | tuple)]
     # One look at all items is cheaper than one at each list.
     nested = not set(map(type, chain.from_iterable(lists))).issubset(NUMBER_DTYPES)
     values = [
-        value if nested and _has_tensor(value) else _as_tensor(value)
-        for value in values
+        value if nested and _has_tensor(value) else _as_tensor(value) for value in given
     ]
-    like = next((each for each in values if isinstance(each, torch.Tensor)), None)
-    if like is None or not like.dim():
-        like = torch.empty(0)
-    empty = list(map(_has_no_items, values))
+    # Lists of empty lists have no dtype of their own.
+    blank = [
+        nested and isinstance(before, list | tuple) and _has_no_values(value)
+        for before, value in zip(given, values, strict=True)
+    ]
+    found = zip(values, blank, strict=True)
+    tensors = (each for each, is_blank in found if not is_blank)
+    like = next((x for x in tensors if isinstance(x, torch.Tensor)), torch.empty(0))
     return [
-        like.new_empty((0, *like.shape[1:])) if is_empty else value
-        for is_empty, value in zip(empty, values, strict=True)
+        without_rows(like, dim)
+        if _has_no_items(value)
+        else value.to(like.dtype)
+        if is_blank
+        else value
+        for value, is_blank in zip(values, blank, strict=True)
     ]
 
 
@@ -358,6 +429,10 @@ def _as_tensor(value: Any) -> Any:
         except Exception:  # an item of a list may have a class that raises any error
             return value
     return value
+
+
+def _has_no_values(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and not value.numel()
 
 
 def _has_no_items(value: Any) -> bool:
@@ -382,12 +457,12 @@ def _is_of_numpy(value: Any) -> bool:
     return type(value).__module__ == "numpy"
 
 
-def _as_tensors(column: list[Any], path: Path) -> list[torch.Tensor]:
+def _as_tensors(column: list[Any], path: Path, dim: int = 0) -> list[torch.Tensor]:
     """Return the values as tensors; raise an error that names the first other value."""
     if set(map(type, column)) == {torch.Tensor}:
         return column
     stack.check_masks(column, lambda i: sample_path(path, i))
-    samples = convert(column)
+    samples = convert(column, dim)
     for i, sample in enumerate(samples):
         if not isinstance(sample, torch.Tensor):
             raise with_advice(

@@ -68,8 +68,8 @@ def pad_and_stack(
     return out
 
 
-def cat(samples: Sequence[torch.Tensor], name: Name) -> torch.Tensor:
-    """Concatenate samples of equal ``shape[1:]`` along dimension 0, contiguous."""
+def cat(samples: Sequence[torch.Tensor], name: Name, dim: int = 0) -> torch.Tensor:
+    """Concatenate samples that are equal in all other dimensions, contiguous."""
     samples = without_subclasses(samples)
     check_grad = torch.is_grad_enabled() and allocation.in_worker()
     device, itemsize = samples[0].device, samples[0].element_size()
@@ -88,12 +88,13 @@ def cat(samples: Sequence[torch.Tensor], name: Name) -> torch.Tensor:
         ):
             check_sample(samples, name, i)
     promoted_dtype(samples, name)  # raises if torch cannot promote them
-    shape = (sum(sample.shape[0] for sample in samples), *samples[0].shape[1:])
+    shape = list(samples[0].shape)
+    shape[dim] = sum(sample.shape[dim] for sample in samples)
     out = _allocate_out(samples, shape)
     with outside_autocast(), _naming(samples[0], name, 0):
         if out is None:
-            return torch.cat(list(samples)).contiguous()
-        torch.cat(list(samples), out=out)
+            return torch.cat(list(samples), dim).contiguous()
+        torch.cat(list(samples), dim, out=out)
     return out
 
 

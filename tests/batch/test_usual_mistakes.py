@@ -162,7 +162,7 @@ def test_a_near_name_of_an_option_is_advised(cls: Any, given: Any, meant: Any) -
         ),
         (
             lambda: Concat(size_divisor=2),  # type: ignore[call-arg]
-            "Concat: there are no options, but size_divisor was given. Use "
+            "Concat: options must be dim, index_of, but size_divisor was given. Use "
             "Pad(size_divisor=...).",
         ),
         (
