@@ -6,10 +6,12 @@ import ast
 import importlib.util
 import json
 import re
+from collections import Counter
 from pathlib import Path
 
 import pytest
-from repository import ROOT, python_path
+import torch
+from repository import ROOT, SUPPORT, python_path
 from torchrun import python, torchrun
 
 import pyparallel
@@ -75,6 +77,42 @@ def test_a_stopped_run_continues_in_mid_epoch(tmp_path: Path) -> None:
     assert list(losses) == list(range(1, 25))
     epochs = [sum(losses[8 * epoch + i] for i in range(1, 9)) for epoch in range(3)]
     assert epochs[2] < 0.7 * epochs[0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("faults", "ranks"),
+    [
+        (["SIGTERM:0:17"], [2, 2]),
+        (["SIGUSR1:1:17"], [2, 1]),
+        (["SIGTERM:1:3", "SIGUSR1:0:15"], [1, 2, 3]),
+    ],
+)
+def test_a_sharded_run_continues_after_signals(
+    tmp_path: Path, faults: list[str], ranks: list[int]
+) -> None:
+    def run(folder: str, processes: int, *faults: str) -> list[int]:
+        (tmp_path / folder).mkdir(exist_ok=True)
+        arguments = str(tmp_path / folder), "2", *faults
+        script = SUPPORT / "sharded_job.py"
+        done = torchrun(script, *arguments, processes=processes)
+        assert done.returncode == 0, done.stderr
+        return [int(index) for index in re.findall(r"uses (\d+)\.", done.stdout)]
+
+    used = [run("stopped", processes, *faults) for processes in ranks]
+    counts = Counter(index for each in used for index in each)
+    assert set(counts) == set(range(200)) and min(counts.values()) == 2
+    # A last step that has too few batches for all ranks repeats some, in each part.
+    num_repeated = (2 + len(faults)) * (max(ranks) - 1)
+    assert sum(counts.values()) <= 400 + num_repeated * 25
+    assert all(used)
+    if ranks == [2, 2]:
+        assert counts == Counter(run("whole", 2))
+        found, expected = (
+            torch.load(tmp_path / folder / "trained.pt")
+            for folder in ("stopped", "whole")
+        )
+        assert all(map(torch.equal, found, expected))
 
 
 @pytest.mark.slow
