@@ -7,6 +7,7 @@
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/utils/pybind.h>
 
+#include <algorithm>
 #include <string>
 #include <vector>
 
@@ -66,6 +67,13 @@ struct __attribute__((visibility("hidden"))) Tensors {
   py::tuple items;
   std::vector<const at::Tensor*> refs;  // into items
 };
+
+// Returns true if all are of the classes Tensor and Parameter, not of subclasses.
+inline bool are_exact(const Tensors& tensors) {
+  return std::all_of(tensors.items.begin(), tensors.items.end(), [](py::handle each) {
+    return THPVariable_CheckExact(each.ptr());
+  });
+}
 
 // Returns a list of new Python tensors.
 inline py::list to_tensors(std::vector<at::Tensor> tensors) {

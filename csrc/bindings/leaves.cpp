@@ -86,6 +86,11 @@ py::list find_unpackable(py::handle tensors) {
   return indices;
 }
 
+bool are_on_one_device(py::handle tensors) {
+  const Tensors found(tensors, "are_on_one_device", "tensors");
+  return are_exact(found) && ops::are_on_one_device(found.refs);
+}
+
 // Returns true for an object that needs no copy on the host.
 bool is_compact(py::handle leaf, bool on_cpu) {
   if (!is_tensor(leaf)) return true;
@@ -120,6 +125,7 @@ void define_leaves(py::module_* module) {
   module->def("replace_tensors", &replace_tensors, py::arg("leaves"),
               py::arg("tensors"));
   module->def("find_unpackable", &find_unpackable, py::arg("tensors"));
+  module->def("are_on_one_device", &are_on_one_device, py::arg("tensors"));
   module->def("copy_compact", &copy_compact, py::arg("tree"), py::arg("leaf_types"),
               py::arg("roots"), py::arg("on_cpu"));
   module->def("are_compact", &are_compact, py::arg("leaves"), py::arg("on_cpu"));

@@ -3,7 +3,9 @@
 #include <c10/core/Device.h>
 #include <c10/core/Stream.h>
 
+#include <algorithm>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 
@@ -80,6 +82,32 @@ py::object send_small(py::handle leaves, py::handle stream, bool waits_here,
 
 py::list wait(const ops::SmallCopy& copy) {
   return to_tensors(result_unlocked([&] { return copy.wait(); }));
+}
+
+py::object prepare_return(py::handle leaves, std::optional<int64_t> most_leaf_nbytes) {
+  const Tensors tensors(leaves, "prepare_return", "leaves");
+  if (!are_exact(tensors) || !ops::are_on_one_device(tensors.refs)) return py::none();
+  const auto is_large = [&](const at::Tensor* leaf) {
+    return static_cast<int64_t>(leaf->nbytes()) >= *most_leaf_nbytes &&
+           leaf->is_contiguous();
+  };
+  if (most_leaf_nbytes &&
+      std::any_of(tensors.refs.begin(), tensors.refs.end(), is_large)) {
+    return py::none();
+  }
+  auto job = std::make_unique<ops::ReturnJob>(tensors.refs);
+  if (job->plan().nbytes() == 0) return py::none();
+  if (result_unlocked([&] { return job->is_capturing(); })) return py::none();
+  return py::cast(std::move(job));
+}
+
+ops::RecordedEvent run_return(ops::ReturnJob& job, py::handle host, py::handle stream) {
+  std::optional<c10::Stream> other;
+  if (!stream.is_none()) other = to_stream(stream, "ReturnJob.run", "stream");
+  job.take_host(to_tensor(host, {"ReturnJob.run", "host"}));
+  ops::RecordedEvent event = result_unlocked([&] { return job.run(other); });
+  job.finish();
+  return event;
 }
 
 py::tuple pinned_info() {
@@ -208,6 +236,11 @@ void define_transfer(py::module_* module) {
   py::class_<ops::SmallCopy>(*module, "SmallCopy").def("wait", &wait);
   module->def("send_small", &send_small, py::arg("leaves"), py::arg("stream"),
               py::arg("waits_here"), py::arg("most_nbytes"),
+              py::arg("most_leaf_nbytes"));
+  py::class_<ops::ReturnJob>(*module, "ReturnJob")
+      .def_property_readonly("plan", &ops::ReturnJob::plan)
+      .def("run", &run_return, py::arg("host"), py::arg("stream"));
+  module->def("prepare_return", &prepare_return, py::arg("leaves"),
               py::arg("most_leaf_nbytes"));
   module->def("send", &send, py::arg("slab"), py::arg("leaves"), py::arg("plan"),
               py::arg("targets"), py::arg("sources"), py::arg("stream"),

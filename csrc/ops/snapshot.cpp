@@ -3,6 +3,8 @@
 #include <c10/core/DispatchKeySet.h>
 #include <c10/util/Exception.h>
 
+#include <algorithm>
+
 #include "core/checked.h"
 
 namespace pyparallel::ops {
@@ -80,6 +82,13 @@ void read(const at::Tensor& tensor, Snapshot* snapshot) {
 
 bool is_plain(const at::Tensor& tensor) {
   return !has_any(tensor.key_set(), kUnusual) && tensor.has_storage();
+}
+
+bool are_on_one_device(TensorRefs tensors) {
+  return !tensors.empty() &&
+         std::all_of(tensors.begin(), tensors.end(), [&](const at::Tensor* tensor) {
+           return is_plain(*tensor) && tensor->device() == tensors.front()->device();
+         });
 }
 
 void check_plain(const at::Tensor& tensor, const Where& where) {

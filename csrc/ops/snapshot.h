@@ -47,6 +47,9 @@ using TensorRefs = c10::ArrayRef<const at::Tensor*>;
 // storage, and no pending conjugation or negation.
 bool is_plain(const at::Tensor& tensor);
 
+// Returns true if there are tensors, and all are plain and on one device.
+bool are_on_one_device(TensorRefs tensors);
+
 // Throws TypeError with the reason unless is_plain(tensor).
 void check_plain(const at::Tensor& tensor, const Where& where);
 

@@ -162,9 +162,9 @@ bool may_lend(c10::DeviceType type) {
   return backend->reclaims != nullptr && backend->reclaims();
 }
 
-// Returns the current stream of this thread on the device of `like`. Calls no device.
-c10::Stream current_stream(const c10::Stream& like) {
-  return c10::impl::getDeviceGuardImpl(like.device_type())->getStream(like.device());
+// Returns the current stream of this thread on a device. Calls no device.
+c10::Stream current_stream(c10::Device device) {
+  return c10::impl::getDeviceGuardImpl(device.type())->getStream(device);
 }
 
 void check_device(const Snapshot& snapshot, const Where& where,
@@ -372,7 +372,8 @@ SmallCopy::SmallCopy(TensorRefs leaves, c10::Stream stream)
 
 void SmallCopy::start(bool waits_here) {
   const std::unique_ptr<transfer::CallScope> scope = runtime_.scope(stream_);
-  if (waits_here) runtime_.check_not_capturing(current_stream(stream_), "home");
+  if (waits_here)
+    runtime_.check_not_capturing(current_stream(stream_.device()), "home");
   runtime_.check_not_capturing(stream_, "copy");
   slab_ = runtime_.allocate({plan_.nbytes()}, stream_)[0];
   job_->take_slab(slab_, plan_);
@@ -386,11 +387,62 @@ void SmallCopy::finish() {
 
 std::vector<at::Tensor> SmallCopy::wait() const {
   const std::unique_ptr<transfer::CallScope> scope = runtime_.scope(stream_);
-  const c10::Stream stream = current_stream(stream_);
+  const c10::Stream stream = current_stream(stream_.device());
   event_->wait(stream);
   const at::Tensor* const slab = &slab_;
   if (stream != stream_) runtime_.keep(slab, stream);
   return make_views(slab_, plan_);
+}
+
+ReturnJob::ReturnJob(TensorRefs leaves)
+    : home_(current_stream(leaves.front()->device())),
+      runtime_(home_.device_type()),
+      engine_(runtime_.engine()),
+      plan_(leaves) {
+  leaves_.emplace("pack", leaves, plan_, nullptr, home_.device());
+}
+
+void ReturnJob::take_host(const at::Tensor& host) {
+  const Where where{"ReturnJob.run", "host"};
+  TORCH_CHECK_VALUE(leaves_.has_value(), "ReturnJob.run: the job must be new, but has ",
+                    "run. Prepare another one.");
+  check_slab(ops::take_slab(host, where, plan_), where, /*on_cpu=*/true);
+  host_ = host;
+}
+
+RecordedEvent ReturnJob::run(const std::optional<c10::Stream>& other) {
+  const std::unique_ptr<transfer::CallScope> scope = runtime_.scope(home_);
+  const c10::Stream stream = other.value_or(home_);
+  runtime_.check_not_capturing(stream, "copy");
+  transfer::SendResult sent;
+  try {
+    queue(stream);
+  } catch (...) {
+    sent.error = std::current_exception();
+  }
+  // Also after an error: the copy may have been queued.
+  try {
+    sent.event = engine_->record(to_stream(stream));
+  } catch (...) {
+    if (sent.error == nullptr) sent.error = std::current_exception();
+  }
+  return {engine_, stream.device_type(), std::move(sent)};
+}
+
+void ReturnJob::queue(const c10::Stream& stream) {
+  const at::Tensor slab = runtime_.allocate({plan_.nbytes()}, home_)[0];
+  const std::vector<Slot>& slots = leaves_->read();
+  const Pack body{slab.mutable_data_ptr<uint8_t>(), plan_.nbytes(), 1, slots.data(),
+                  static_cast<int64_t>(slots.size())};
+  find_backend(home_.device_type())->pack(body, home_.device());
+  c10::OptionalStreamGuard guard;
+  if (stream != home_) {
+    engine_->wait(to_stream(stream), *engine_->record(to_stream(home_)));
+    const at::Tensor* const kept = &slab;
+    if (!runtime_.keep(kept, stream).empty()) slab.record_stream(stream);
+    guard.reset_stream(stream);
+  }
+  host_.copy_(slab, /*non_blocking=*/true);
 }
 
 PinnedInfo pinned_info() {

@@ -62,10 +62,9 @@ class Runtime {
   }
   RecordedEvent record(const c10::Stream& stream) const;
   std::unique_ptr<transfer::Fence> fence() const;
-
- private:
   transfer::Engine* engine() const;
 
+ private:
   c10::DeviceType type_;
   transfer::Runtime* runtime_;
 };
@@ -117,6 +116,38 @@ class SmallCopy {
   std::optional<SendJob> job_;  // until finish()
   at::Tensor slab_;
   std::optional<RecordedEvent> event_;
+};
+
+// The Python class of a copy of leaves to the host; see prepare_return in _C.pyi.
+class ReturnJob {
+ public:
+  // Needs the GIL. There is a leaf, and all leaves are plain and on one device.
+  explicit ReturnJob(TensorRefs leaves);
+
+  const SlabPlan& plan() const { return plan_; }
+  // Returns true if the current stream is under capture. Needs no GIL.
+  bool is_capturing() const { return runtime_.is_capturing(home_); }
+  // Sets the memory of the result. Needs the GIL.
+  void take_host(const at::Tensor& host);
+  // Packs the leaves on the current stream, and queues the copy on `other`, or behind
+  // the packing. Needs no GIL. Call finish() with the GIL afterwards. The result is as
+  // that of Engine::send.
+  RecordedEvent run(const std::optional<c10::Stream>& other);
+  void finish() {
+    leaves_.reset();
+    host_.reset();
+  }
+
+ private:
+  void queue(const c10::Stream& stream);
+
+  c10::Stream home_;
+  Runtime runtime_;
+  transfer::Engine* engine_;
+  SlabPlan plan_;
+  // Until finish().
+  std::optional<LeafBytes> leaves_;
+  at::Tensor host_;
 };
 
 // The staging blocks of all engines; see _C.pyi.

@@ -19,10 +19,12 @@ from torch import Tensor
 # What `pyparallel.backend` exports: it calls the functions of the end by itself.
 __all__ = [
     "RecordedEvent",
+    "ReturnJob",
     "Runtime",
     "SlabPlan",
     "SmallCopy",
     "are_compact",
+    "are_on_one_device",
     "bound_cache",
     "bound_pinned",
     "cache_info",
@@ -41,6 +43,7 @@ __all__ = [
     "pad_small_batch",
     "pinned_info",
     "plan_slab",
+    "prepare_return",
     "replace_tensors",
     "ring_claim",
     "ring_format",
@@ -328,6 +331,12 @@ def find_unpackable(tensors: Sequence[Tensor]) -> list[int]:
     A copy needs more if the tensor is not plain (the ``TypeError`` of all operators),
     has another class than `select_tensors` takes, is not on the CPU, has a tangent, or
     requires a gradient while gradients are enabled.
+    """
+
+def are_on_one_device(tensors: Sequence[Tensor]) -> bool:
+    """Return True if there are tensors, and all are plain and on one device.
+
+    They have the classes that `select_tensors` takes, and are not on the meta device.
     """
 
 def are_compact(leaves: Sequence[Any], on_cpu: bool) -> bool:
@@ -652,6 +661,51 @@ def send_small(
     Raises:
         RuntimeError: as `send`, also for an error after the first copy.
         NotImplementedError: as `send`.
+    """
+
+class ReturnJob:
+    """A copy to the host that `prepare_return` has planned. Native only."""
+
+    @property
+    def plan(self) -> SlabPlan:
+        """The layout of the result."""
+
+    def run(self, host: Tensor, stream: Any) -> RecordedEvent:
+        """Pack the leaves on their device, and queue a copy of the slab to ``host``.
+
+        Call it once. The leaves may be changed and dropped when this returns. The GIL
+        is released, and the host does not wait.
+
+        Args:
+            host: contiguous ``torch.uint8`` tensor ``(plan.nbytes,)`` on the CPU. It
+                must live until the copy is done. torch's pinned memory does.
+            stream: of the copy, as for `send`; it waits for the current stream. None:
+                the current stream of the device, where the leaves are packed.
+
+        Raises:
+            RuntimeError: ``stream`` is under graph capture. After any error of this
+                function nothing was queued. Later errors are in the result
+                (`RecordedEvent.check`).
+            ValueError: ``host`` is not as above, or this is the second call.
+        """
+
+def prepare_return(
+    leaves: Sequence[Tensor], most_leaf_nbytes: int | None
+) -> ReturnJob | None:
+    """Plan a copy of leaves of one device to the host.
+
+    Args:
+        leaves: tensors.
+        most_leaf_nbytes: see below.
+
+    Returns:
+        None if not `are_on_one_device`, if the slab would have no bytes, if a
+        contiguous leaf has at least ``most_leaf_nbytes``, or if the current stream of
+        the device is under graph capture.
+
+    Raises:
+        NotImplementedError: the device is not in `transfers`.
+        ValueError: a leaf does not lie within its storage.
     """
 
 def pinned_info() -> tuple[int, int, int, int]:

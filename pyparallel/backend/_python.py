@@ -34,10 +34,12 @@ from .plain import PLAIN, can_pack, is_plain, missing_bytes
 #: The operators of every backend; ``_C.pyi`` specifies them.
 __all__ = [
     "RecordedEvent",
+    "ReturnJob",
     "Runtime",
     "SlabPlan",
     "SmallCopy",
     "are_compact",
+    "are_on_one_device",
     "bound_cache",
     "bound_pinned",
     "cache_info",
@@ -56,6 +58,7 @@ __all__ = [
     "pad_small_batch",
     "pinned_info",
     "plan_slab",
+    "prepare_return",
     "replace_tensors",
     "ring_claim",
     "ring_format",
@@ -522,11 +525,19 @@ def send_small(*args: Any, **kwargs: Any) -> None:
     """See ``_C.pyi``; always None, so `DeviceCopy` sends the leaves."""
 
 
+def prepare_return(*args: Any, **kwargs: Any) -> None:
+    """See ``_C.pyi``; always None, so `PackedHostCopy` packs the leaves."""
+
+
 class RecordedEvent:
     """See ``_C.pyi``; native only."""
 
 
 class SmallCopy:
+    """See ``_C.pyi``; native only."""
+
+
+class ReturnJob:
     """See ``_C.pyi``; native only."""
 
 
@@ -607,6 +618,16 @@ def find_unpackable(tensors: Sequence[Tensor]) -> list[int]:
     found = _checks.as_tensors(tensors, "find_unpackable: tensors")
     with without_torch_function():
         return [i for i, tensor in enumerate(found) if not can_pack(tensor)]
+
+
+def are_on_one_device(tensors: Sequence[Tensor]) -> bool:
+    """See ``_C.pyi``."""
+    found = _checks.as_tensors(tensors, "are_on_one_device: tensors")
+    with without_torch_function():
+        return any(not each.is_meta for each in found[:1]) and all(
+            is_plain(each) and not is_wrapped(each) and each.device == found[0].device
+            for each in found
+        )
 
 
 def are_compact(leaves: Sequence[Any], on_cpu: bool) -> bool:

@@ -416,20 +416,17 @@ class TensorSkeleton:
     def __init__(self, batch: Any, is_moved: Callable[[torch.Tensor], bool]) -> None:
         # A skeleton may be kept for long, so it must not keep the tensors alive.
         leaves, structure, classes = pytree.flatten_arguments(batch, 0)
-        self.tensors: list[torch.Tensor] = backend.select_tensors(leaves)
-        if (
-            self.tensors
-            and are_only_tensors(classes)
-            and not backend.find_unpackable(self.tensors)
-            and is_moved(self.tensors[0])  # all are on the host
-        ):
-            self._nbytes = _dense_nbytes
-            held = [_PLACEHOLDER] * len(self.tensors)
-            rest = backend.replace_tensors(leaves, held)
-            self._insert = lambda tensors: pytree.unflatten(
-                structure, backend.replace_tensors(rest, tensors)
-            )
-            return
+        if are_only_tensors(classes):
+            tensors = backend.select_tensors(leaves)
+            if backend.are_on_one_device(tensors) and is_moved(tensors[0]):
+                self.tensors: list[torch.Tensor] = tensors
+                self._nbytes = _dense_nbytes
+                held = [_PLACEHOLDER] * len(tensors)
+                rest = backend.replace_tensors(leaves, held)
+                self._insert = lambda tensors: pytree.unflatten(
+                    structure, backend.replace_tensors(rest, tensors)
+                )
+                return
         self.tensors = []
 
         def extract(tensor: torch.Tensor) -> torch.Tensor:

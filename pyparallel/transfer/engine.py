@@ -209,16 +209,31 @@ def _start_native(
     targets = [target for target, _ in direct]
     sources = [source for _, source in direct]
     plan = layout.plan if layout.packed else None
-    ticket = keep_alive.hold(sources) if sources else None
+    return start_held(
+        lambda: backend.send(slab, layout.packed, plan, targets, sources, stream),
+        sources,
+    )
+
+
+def start_held(
+    run: Callable[[], backend.RecordedEvent], held: Sequence[torch.Tensor]
+) -> backend.RecordedEvent:
+    """Start copies of the backend, and keep tensors alive until they are done.
+
+    Args:
+        run: queues nothing if it raises; later errors are in its result.
+        held: tensors that the copies read or write, and that no allocator protects.
+    """
+    ticket = keep_alive.hold(held) if held else None
     is_done = _always_done  # unless a copy is queued
     try:
-        sent = backend.send(slab, layout.packed, plan, targets, sources, stream)
-        is_done = sent.is_done
+        event = run()
+        is_done = event.is_done
     finally:
         if ticket is not None:
             keep_alive.release_when(ticket, is_done)
-    sent.check()
-    return sent
+    event.check()
+    return event
 
 
 def queue(

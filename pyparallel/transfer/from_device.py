@@ -30,6 +30,10 @@ class PackedHostCopy:
     is ordinary memory. `engine.keep_alive` holds it until the copy has written it, also
     if a later copy cannot be queued.
 
+    The backend does the same by one call if no leaf is read in place. There the slab is
+    kept as the memory of a batch, whose user is the copy stream: Note: [device memory]
+    in ``csrc/transfer/loans.h``.
+
     Args:
         leaves: plain tensors of ``device``.
         device: the device of the leaves.
@@ -47,22 +51,41 @@ class PackedHostCopy:
         api: ReturnApi = torch_return,
         snapshot: bool = True,
     ) -> None:
-        home = api.current_stream(device)
-        if api.is_capturing(home):
-            raise RuntimeError(
-                f"to_host: the current stream of {device} must not be under graph "
-                "capture, but it is. Call to_host after the capture, or after a replay."
-            )
-        engine.keep_alive.release_done()
         self._api, self._device = api, device
+        self._order: list[int] | None = None
+        self._event: Any = None
+        job = None
+        if api.has_engine(device):
+            most = None if snapshot else layout.DIRECT_NBYTES
+            job = backend.prepare_return(leaves, most)
+        if job is None:
+            home = api.current_stream(device)
+            if api.is_capturing(home):
+                raise RuntimeError(
+                    f"to_host: the current stream of {device} must not be under graph "
+                    "capture, but it is. Call to_host after the capture, or after a "
+                    "replay."
+                )
+        engine.keep_alive.release_done()
         with api.relaxed(device):
-            self._start(leaves, home, snapshot)
+            if job is not None:
+                self._run(job, snapshot)
+            else:
+                self._start(leaves, home, snapshot)
+
+    def _run(self, job: backend.ReturnJob, snapshot: bool) -> None:
+        """Start the copy by the backend, whose allocator holds the slab."""
+        self._plan = job.plan
+        self._host, is_pinned = host_slabs.take(self._plan.nbytes, self._api.pinned)
+        stream = self._api.copy_stream(self._device) if snapshot else None
+        held = [] if is_pinned else [self._host]
+        with span("pyparallel.pack"):
+            self._event = engine.start_held(lambda: job.run(self._host, stream), held)
 
     def _start(self, leaves: Sequence[torch.Tensor], home: Any, snapshot: bool) -> None:
         api, device = self._api, self._device
         direct = [] if snapshot else _large(leaves)
         packed, ordered = leaves, leaves
-        self._order: list[int] | None = None
         if direct:
             in_place = frozenset(direct)
             kept = [i for i in range(len(leaves)) if i not in in_place]
@@ -71,7 +94,6 @@ class PackedHostCopy:
             ordered = [leaves[i] for i in self._order]
         self._plan = backend.plan_slab(ordered)
         self._host = torch.empty(0, dtype=torch.uint8, device="cpu")
-        self._event: Any = None
         if self._plan.nbytes == 0:
             return
         self._host, is_pinned = host_slabs.take(self._plan.nbytes, api.pinned)
@@ -146,21 +168,13 @@ class MixedHostCopy:
     def __init__(
         self, tensors: list[torch.Tensor], api: ReturnApi, snapshot: bool
     ) -> None:
-        groups: dict[torch.device, list[int]] = {}
-        others = []
-        for i, tensor in enumerate(tensors):
-            device = api.device_of(tensor)
-            if device is not None and api.packs(device) and is_plain(tensor):
-                groups.setdefault(device, []).append(i)
-            else:
-                others.append(i)
-        self._packed = [
-            (
-                indices,
-                PackedHostCopy([tensors[i] for i in indices], device, api, snapshot),
-            )
-            for device, indices in groups.items()
-        ]
+        groups, others = _groups(tensors, api)
+        self._packed = []
+        for device, indices in groups.items():
+            is_all = len(indices) == len(tensors)
+            leaves = tensors if is_all else [tensors[i] for i in indices]
+            copy = PackedHostCopy(leaves, device, api, snapshot)
+            self._packed.append((indices, copy))
         # These copies may block the host, so the packed ones are queued before them.
         self._others = {}
         for i in others:
@@ -173,7 +187,28 @@ class MixedHostCopy:
 
     def wait(self) -> list[torch.Tensor]:
         """Return the tensors on the host, which waits for the copies."""
+        if len(self._packed) == 1 and not self._others:
+            return self._packed[0][1].wait()
         by_index = dict(self._others)
         for indices, copy in self._packed:
             by_index.update(zip(indices, copy.wait(), strict=True))
         return [by_index[i] for i in range(len(by_index))]
+
+
+def _groups(
+    tensors: list[torch.Tensor], api: ReturnApi
+) -> tuple[dict[torch.device, Sequence[int]], list[int]]:
+    """Return the indices of the tensors that each device packs, and those of others."""
+    if api is torch_return and backend.are_on_one_device(tensors):
+        device = tensors[0].device
+        if api.packs(device):
+            return {device: range(len(tensors))}, []
+    groups: dict[torch.device, list[int]] = {}
+    others = []
+    for i, tensor in enumerate(tensors):
+        found = api.device_of(tensor)
+        if found is not None and api.packs(found) and is_plain(tensor):
+            groups.setdefault(found, []).append(i)
+        else:
+            others.append(i)
+    return {**groups}, others

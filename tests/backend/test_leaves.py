@@ -67,6 +67,30 @@ def test_tensors_with_more_than_bytes_cannot_be_packed(backend: ModuleType) -> N
 
 
 @both
+def test_tensors_on_one_device_are_plain_ones(backend: ModuleType) -> None:
+    meta = torch.ones(2, device="meta")
+    imaginary = torch.ones(2, dtype=torch.complex64).conj()
+    plain = [ONE, ONE.T, PARAMETER, torch.empty(0, 2), ONE[1:, ::2]]
+    plain.append(torch.ones(2, requires_grad=True))
+    assert backend.are_on_one_device(plain)
+    odd = [imaginary, imaginary.imag, ONE.to_sparse(), ONE.as_subclass(Named), meta]
+    for tensors in ([], [meta], *([ONE, each] for each in odd)):
+        assert not backend.are_on_one_device(tensors)
+    wrapped: list[bool] = []
+
+    def look(sample: torch.Tensor) -> torch.Tensor:
+        wrapped.append(backend.are_on_one_device([sample]))
+        return sample
+
+    torch.func.vmap(look)(ONE)
+    assert wrapped == [False]
+    message = (
+        "are_on_one_device: tensors[1] must be a torch.Tensor, but is of type int."
+    )
+    check(backend.are_on_one_device, [[ONE, 5]], TypeError, message)
+
+
+@both
 def test_compact_tensors_are_contiguous_and_have_their_memory(
     backend: ModuleType,
 ) -> None:

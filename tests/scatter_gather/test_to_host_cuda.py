@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 import torch
+from backends import native, needs_native, using
+from python_steps import steps
 from raw_bytes import DTYPES, bytes_of
 from samples import as_it_lies
 from torch.profiler import ProfilerActivity, profile
@@ -109,6 +111,22 @@ def test_small_tensors_arrive_in_one_copy(fetch):
     if backend.name == "native":
         num_launches = 1 if int(backend.built_for["cuda"].split(".")[0]) >= 13 else 3
         assert len(names) in (2, 1 + num_launches), names
+
+
+@BOTH
+@needs_native
+def test_no_python_code_runs_for_each_tensor(fetch):
+    def batch(num: int) -> list[dict[str, Any]]:
+        return [{"x": torch.ones(i % 4, device=device()), "n": i} for i in range(num)]
+
+    def fewest(tree: Any) -> int:  # some calls also check the slabs of earlier ones
+        return min(steps(lambda: fetch(tree)) for _ in range(4))
+
+    few, many = batch(8), batch(80)
+    with using(native):
+        fetch(many)  # imports and caches
+        assert to_device.drain(30)
+        assert fewest(few) == fewest(many)
 
 
 @BOTH

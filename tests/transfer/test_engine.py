@@ -111,6 +111,90 @@ def test_one_call_names_a_leaf_whose_memory_was_freed():
     check(send_small, ([torch.ones(1), leaf],), ValueError, message)
 
 
+@pytest.mark.parametrize("stream", [None, COPIES])
+@pytest.mark.parametrize("seed", range(6))
+def test_one_call_packs_leaves_for_the_host(seed, stream):
+    rng = random.Random(seed)
+    leaves = [torch.ones(3), *some_leaves(rng, rng.choice([0, 1, 40, 300]))]
+    leaves += [leaf.T for leaf in rng.choices(leaves, k=3) if leaf.dim() == 2]
+    leaves.append(torch.nn.Parameter(torch.ones(2)))
+    expected = [bytes_of(leaf.detach()) for leaf in leaves]
+    job = native.prepare_return(leaves, 1 << 20)
+    assert job.plan == native.plan_slab(leaves)
+    host = torch.full((job.plan.nbytes,), 3, dtype=torch.uint8)
+    event = job.run(host, stream)
+    for leaf in leaves:
+        leaf.detach().zero_()
+    held = list(map(weakref.ref, leaves))
+    del leaf, leaves
+    gc.collect()
+    assert not any(each() for each in held), "the job keeps its leaves"
+    event.check()
+    event.synchronize()
+    assert event.is_done()
+    copies = native.views(host, job.plan)
+    assert list(map(bytes_of, copies)) == expected
+    assert not any(copy.requires_grad for copy in copies)
+
+
+@pytest.mark.parametrize(
+    ("leaves", "most"),
+    [
+        ([], None),
+        ([torch.ones(0), torch.ones(3, 0)], None),
+        ([torch.ones(4), torch.ones(4).to_sparse()], None),
+        ([torch.ones(4, dtype=torch.complex64).conj()], None),
+        ([torch.ones(4, device="meta")], None),
+        ([torch.ones(4), torch.ones(4, device="meta")], None),
+        ([torch.ones(4).as_subclass(type("Own", (torch.Tensor,), {}))], None),
+        ([torch.ones(1), torch.ones(4)], 16),
+    ],
+)
+def test_other_leaves_are_not_packed_by_one_call(leaves, most):
+    assert native.prepare_return(leaves, most) is None
+
+
+def test_one_call_packs_leaves_below_the_limit_and_those_that_are_not_contiguous():
+    assert native.prepare_return([torch.ones(4), torch.ones(8)[::2]], 17) is not None
+    assert native.prepare_return([torch.ones(8)[::2]], 16) is not None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        (
+            (torch.empty(128, dtype=torch.uint8), None),
+            ValueError,
+            "ReturnJob.run: host must have 64 bytes, as planned, but has 128.",
+        ),
+        (
+            (torch.empty(64, dtype=torch.uint8, device="meta"), None),
+            TypeError,
+            "ReturnJob.run: host must be a plain strided tensor, but is on the meta "
+            "device. Give it data first.",
+        ),
+        (
+            (5, None),
+            TypeError,
+            "ReturnJob.run: host must be a torch.Tensor, but is of type int.",
+        ),
+        (
+            (torch.empty(64, dtype=torch.uint8), 5),
+            TypeError,
+            "ReturnJob.run: stream must be a torch.Stream, but is of type int.",
+        ),
+    ],
+)
+def test_a_job_names_wrong_arguments_and_may_then_run(arguments, error, message):
+    job = native.prepare_return([torch.ones(2)], None)
+    check(job.run, arguments, error, message)
+    host = torch.empty(64, dtype=torch.uint8)
+    job.run(host, None).check()
+    assert [x.tolist() for x in native.views(host, job.plan)] == [[1, 1]]
+    second = "ReturnJob.run: the job must be new, but has run. Prepare another one."
+    check(job.run, (host, None), ValueError, second)
+
+
 def arrive(leaves, device, **options) -> list[bytes]:
     copied = to_device.send(leaves, CPU, device, **options).wait()
     assert [(x.dtype, x.shape) for x in copied] == [(x.dtype, x.shape) for x in leaves]
