@@ -79,8 +79,9 @@ def collate(batch: Sequence[Any], samples_per_gpu: int | None = None) -> Any:
     * Strings and bytes: a list.
     * Classes registered in torch's ``default_collate_fn_map``, such as TensorDict and
       MONAI's MetaTensor: by the registered function.
-    * Dicts, other mappings, namedtuples and dataclasses: the same type. Lists and
-      tuples: a list.
+    * Dicts, other mappings, namedtuples, dataclasses, attrs objects, pydantic models:
+      the same type. Lists and tuples: a list. Objects with the methods ``keys`` and
+      ``__getitem__``: a dict.
 
     Args:
         batch: the samples, at least one.
@@ -190,10 +191,13 @@ class Walk:
             raise pytree.nesting_error(format_path("batch[0]", path[:3]) + "...")
         if type(first) is dict or isinstance(first, Mapping):
             return self._mappings(column, path)
-        if pytree.is_dataclass(first):
-            return self._dataclasses(column, path)
+        if pytree.has_fields(first):
+            return self._fields(column, path)
         if isinstance(first, Sequence):
             return self._sequences(column, path)
+        if pytree.is_keyed(first):
+            check_types(column, type(first), f"a {type_name(first)}", path)
+            return self._mappings(list(map(pytree.as_dict, column)), path)
         return batch_values(column, path)
 
     def _mappings(self, column: list[Mapping[Any, Any]], path: Path) -> Any:
@@ -211,10 +215,10 @@ class Walk:
         }
         return pytree.rebuild_mapping(first, batched)
 
-    def _dataclasses(self, column: list[Any], path: Path) -> Any:
+    def _fields(self, column: list[Any], path: Path) -> Any:
         first = column[0]
         check_types(column, type(first), f"a {type_name(first)}", path)
-        return pytree.rebuild_dataclass(
+        return pytree.rebuild_fields(
             first,
             [
                 self.column(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import operator
+import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields as dataclass_fields
@@ -16,6 +17,7 @@ import torch
 from ..core.errors import (
     BatchTypeError,
     BatchValueError,
+    Error,
     MissingKeyError,
     add_note,
     check_int,
@@ -65,13 +67,17 @@ class Collate:
         default: the rule of every other field. `List` and functions get whole fields.
             The other rules are applied to each tensor, array, number and list of
             numbers in a field, and text becomes a list.
+        flatten: each item of the data set is a list of samples, such as random crops or
+            views of one image. The batch has the samples of all lists.
         **fields: rules by name. A dotted name such as ``"target.boxes"`` is a field of
-            a nested dict, dataclass or tuple; an integer in it is a position. A nested
+            a nested dict, object or tuple; an integer in it is a position. A nested
             mapping of rules has the same meaning.
 
     Raises:
-        TypeError: a rule is neither a rule nor a function.
-        ValueError: two rules for one field.
+        TypeError: a rule is neither a rule nor a function, or ``flatten`` is not a
+            bool.
+        ValueError: two rules for one field, or ``index_of`` names no field with the
+            rule ``Concat()``.
 
     The batch has the structure of a sample: a dict has the same keys, and a tuple
     becomes a list. It contains tensors, `Padded` (of `Pad` with ``mask`` or ``sizes``),
@@ -96,6 +102,7 @@ class Collate:
         /,
         *rules: AnyRule | Mapping[Any, Any],
         default: AnyRule | None = None,
+        flatten: bool = False,
         **fields: AnyRule | Mapping[str, Any],
     ) -> None:
         self._rules: dict[str, AnyRule] = {}
@@ -104,7 +111,13 @@ class Collate:
         else:
             self._add("", {str(i): rule for i, rule in enumerate(rules)})
         self._add("", fields)
-        self._default = default
+        self._default, self._flatten = default, flatten
+        if not isinstance(flatten, bool):
+            raise BatchTypeError(
+                f"Collate: flatten must be True or False, but is {flatten!r} "
+                f'({type_name(flatten)}). Use Collate({{"flatten": ...}}) for a field '
+                "of this name."
+            )
         if default is not None:
             _check_rule(default, "default")
             if isinstance(default, Concat) and default.index_of is not None:
@@ -141,6 +154,29 @@ class Collate:
         """
         check_is_batch(batch, "Collate")
         check_not_empty(batch, "Collate")
+        return self._of_lists(batch) if self._flatten else self._of_samples(batch)
+
+    def _of_lists(self, batch: Sequence[Any]) -> Any:
+        """Return the samples in lists as one batch."""
+        places = []
+        for i, samples in enumerate(batch):
+            if not isinstance(samples, list | tuple) or pytree.is_namedtuple(samples):
+                raise BatchTypeError(
+                    f"Collate, flatten=True: batch[{i}] must be a list of samples, but "
+                    f"is {type_name(samples)}. Return a list from the data set, or "
+                    "remove flatten."
+                )
+            places += [f"batch[{i}][{k}]" for k in range(len(samples))]
+        flat = list(itertools.chain.from_iterable(batch))
+        check_not_empty(flat, "Collate, flatten=True")
+        try:
+            return self._of_samples(flat)
+        except Error as error:  # it names the samples by their positions in all lists
+            text = re.sub(r"\bbatch\[(\d+)]", lambda m: places[int(m[1])], str(error))
+            error.args = (text,)
+            raise
+
+    def _of_samples(self, batch: Sequence[Any]) -> Any:
         for name, rule in self._rules.items():
             if not _has_field(batch[0], name):
                 raise _missing_field_error(batch, name, rule)
@@ -163,6 +199,8 @@ class Collate:
             shown = [repr(rules)]
         if self._default is not None:
             shown.append(f"default={self._default!r}")
+        if self._flatten:
+            shown.append("flatten=True")
         return f"Collate({', '.join(shown)})"
 
     @classmethod
@@ -281,7 +319,10 @@ class _RuleWalk(Walk):
         name, first = _dotted(path), column[0]
         is_sample = not path and (is_fields(first) or isinstance(first, list))
         if is_sample or name in self._parents:
-            return "", "Give every sample the same fields."
+            advice = "Give every sample the same fields."
+            if not path and isinstance(first, list) and any(map(is_fields, first)):
+                advice = "Use flatten=True for lists of samples."
+            return "", advice
         where = f", no rule for {name!r}" if path else ", default=None"
         return where, advise_rules(convert(column))
 
@@ -345,7 +386,10 @@ def _items(column: list[Any], path: Path) -> Iterator[tuple[Any, list[Any]]]:
     first = column[0]
     if isinstance(first, Mapping):
         yield from columns_by_key(column, path, False).items()
-    elif pytree.is_dataclass(first):
+    elif pytree.is_keyed(first):
+        check_types(column, type(first), f"a {type_name(first)}", path)
+        yield from _items(list(map(pytree.as_dict, column)), path)
+    elif pytree.has_fields(first):
         check_types(column, type(first), f"a {type_name(first)}", path)
         for name in pytree.field_values(first):
             yield name, [getattr(each, name) for each in column]
@@ -366,7 +410,8 @@ def _some_samples(dataset: Any, num_samples: int) -> list[Any]:
 
 def _is_argument(name: str) -> bool:
     """Return True if the name can be a keyword argument of `Collate`."""
-    return name.isidentifier() and not iskeyword(name) and name != "default"
+    options = ("default", "flatten")
+    return name.isidentifier() and not iskeyword(name) and name not in options
 
 
 def _dotted(path: Iterable[Any]) -> str:
@@ -450,9 +495,11 @@ def _check_index(name: str, rule: Any, rules: Mapping[str, AnyRule]) -> None:
 
 def _children(value: Any) -> dict[str, Callable[[], Any]]:
     """Return functions that read the fields of a sample, by name."""
+    if pytree.is_keyed(value):
+        value = pytree.as_dict(value)
     if isinstance(value, Mapping):
         return {str(key): partial(operator.getitem, value, key) for key in value}
-    if pytree.is_dataclass(value):
+    if pytree.has_fields(value):
         names: Iterable[str] = pytree.field_values(value)
     elif pytree.is_namedtuple(value):
         names = value._fields
@@ -492,6 +539,8 @@ def _missing_field_error(batch: Sequence[Any], name: str, rule: AnyRule) -> Exce
         like, advice = f" like batch[{other}]", "Give every sample the same keys."
     elif where == "batch[0]" and not _children(sample):
         advice = f"Use Collate(default={rule!r}) for samples without fields."
+        if not isinstance(convert([sample])[0], torch.Tensor):
+            advice = "Return its fields in a dict or a dataclass from the data set."
     elif where == "batch[0]" and meant_by(rest, ["default"]):
         advice = f"Did you mean default={rule!r}?"
     return MissingKeyError(

@@ -7,7 +7,8 @@ later walk runs in compiled code. Both walks visit the keys of a dict in sorted 
 so the leaves of a batch have the same order in both.
 
 Containers are dict, list, tuple, namedtuple, deque, OrderedDict, defaultdict, other
-mappings, subclasses of list and tuple, and dataclass instances. Classes that another
+mappings, subclasses of list and tuple, and instances of dataclasses, of attrs classes
+and of pydantic models. Classes that another
 library has registered with optree or ``torch.utils._pytree``, such as TensorDict, are
 containers too: that library splits and rebuilds them. All other values are leaves:
 tensors, arrays, strings, bytes, ``None``, ``range``, ``torch.Size``, DataContainers.
@@ -241,9 +242,34 @@ def is_namedtuple(value: object) -> bool:
     return isinstance(value, tuple) and hasattr(type(value), "_fields")
 
 
-def is_dataclass(value: object) -> bool:
-    """Return True for an instance of a dataclass, but not for the class."""
-    return dataclasses.is_dataclass(value) and not isinstance(value, type)
+def field_names(cls: type) -> list[str] | None:
+    """Return the fields of a dataclass, an attrs class or a pydantic model, or None."""
+    if dataclasses.is_dataclass(cls):
+        return [field.name for field in dataclasses.fields(cls)]
+    if hasattr(cls, "__attrs_attrs__"):
+        return [field.name for field in cls.__attrs_attrs__]
+    names = getattr(cls, "__pydantic_fields__", None)  # of models; since pydantic 2.10
+    return None if names is None else list(names)
+
+
+def has_fields(value: object) -> bool:
+    """Return True for an instance of a class with `field_names`; False for a class."""
+    return not isinstance(value, type) and field_names(type(value)) is not None
+
+
+def is_keyed(value: object) -> bool:
+    """Return True for an object with the methods of a mapping, but another base class.
+
+    Examples are ``Data`` of torch_geometric, and rows of pandas.
+    """
+    cls = type(value)
+    keyed = hasattr(cls, "keys") and hasattr(cls, "__getitem__")
+    return keyed and not isinstance(value, Mapping)
+
+
+def as_dict(value: Any) -> dict[Any, Any]:
+    """Return the items of an object with the methods of a mapping."""
+    return {key: value[key] for key in value.keys()}
 
 
 def rebuild_mapping(like: Mapping[Any, Any], items: dict[Any, Any]) -> Any:
@@ -289,22 +315,27 @@ def rebuild_sequence(like: Sequence[Any], values: list[Any]) -> Any:
         return values
 
 
-def rebuild_dataclass(like: Any, values: Iterable[Any]) -> Any:
+def rebuild_fields(like: Any, values: Iterable[Any]) -> Any:
     """Return a new instance of the class of ``like`` with its fields set to ``values``.
 
-    ``__init__`` and ``__post_init__`` are not run, because their checks are for one
-    sample and may fail for the fields of a batch. Frozen and slotted classes work.
+    ``__init__``, ``__post_init__`` and validators are not run, because their checks are
+    for one sample and may fail for the fields of a batch. Frozen and slotted classes
+    work.
     """
-    result = object.__new__(type(like))
-    for field, value in zip(dataclasses.fields(like), values, strict=True):
-        object.__setattr__(result, field.name, value)
+    cls = type(like)
+    result, names = object.__new__(cls), field_names(cls) or []
+    if hasattr(cls, "__pydantic_fields__"):  # the slots that each model needs
+        state = {"fields_set": set(names), "extra": None, "private": None}
+        for slot, value in state.items():
+            object.__setattr__(result, f"__pydantic_{slot}__", value)
+    for name, value in zip(names, values, strict=True):
+        object.__setattr__(result, name, value)
     return result
 
 
 def field_values(value: Any) -> dict[str, Any]:
-    """Return the fields of a dataclass instance in field order, without copies."""
-    names = [field.name for field in dataclasses.fields(value)]
-    return {name: getattr(value, name) for name in names}
+    """Return the fields of an instance in field order, without copies."""
+    return {name: getattr(value, name) for name in field_names(type(value)) or ()}
 
 
 def split_registered(
@@ -361,8 +392,8 @@ def _register_container(value: Any) -> None:
         split, join = split_registered, join_registered
     elif issubclass(cls, Mapping):
         split, join = _split_mapping, _join_mapping
-    elif dataclasses.is_dataclass(cls):
-        split, join = _split_dataclass, _dataclass_join(cls)
+    elif field_names(cls) is not None:
+        split, join = _split_fields, _fields_join(cls)
     elif issubclass(cls, list | tuple):
         split, join = _split_sequence, _join_sequence
     else:
@@ -383,15 +414,14 @@ def _join_mapping(like: Mapping[Any, Any], children: tuple[Any, ...]) -> Any:
     return rebuild_mapping(like, dict(zip(like, children, strict=True)))
 
 
-def _split_dataclass(value: Any) -> _Split:
-    fields = dataclasses.fields(value)
-    names = [field.name for field in fields if hasattr(value, field.name)]
+def _split_fields(value: Any) -> _Split:
+    names = [name for name in field_names(type(value)) or () if hasattr(value, name)]
     children = tuple([getattr(value, name) for name in names])
     return children, (value, names), tuple(map(Field, names))
 
 
-def _dataclass_join(cls: Any) -> Callable[[Any, Iterable[Any]], Any]:
-    """Return the join of a dataclass, which keeps attributes that are no fields."""
+def _fields_join(cls: Any) -> Callable[[Any, Iterable[Any]], Any]:
+    """Return the join of a class, which keeps attributes that are no fields."""
     attributes = [
         each
         for base in cls.__mro__

@@ -488,7 +488,9 @@ def is_fields(value: Any) -> bool:
     """Return True for a container whose items are fields: not a list."""
     if isinstance(value, DataContainer | str | bytes):
         return False
-    return isinstance(value, Mapping | tuple) or pytree.is_dataclass(value)
+    if isinstance(value, Mapping | tuple) or pytree.has_fields(value):
+        return True
+    return pytree.is_keyed(value)
 
 
 def advise_rules(samples: Sequence[Any]) -> str:

@@ -152,7 +152,7 @@ class _Plan:
                 return self._registered(splits, path, dim)
         if isinstance(first, Mapping):
             return self._mappings(values, path, dim)
-        if pytree.is_dataclass(first):
+        if pytree.has_fields(first):
             return self._dataclasses(values, path, dim)
         if isinstance(first, list | tuple | deque):
             return self._sequences(values, path, dim)
@@ -211,7 +211,7 @@ class _Plan:
             self.value([each[name] for each in fields], (*path, Field(name)), dim)
             for name in fields[0]
         ]
-        return lambda tensors: pytree.rebuild_dataclass(
+        return lambda tensors: pytree.rebuild_fields(
             first, [build(tensors) for build in parts]
         )
 

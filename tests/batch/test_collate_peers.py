@@ -1,4 +1,4 @@
-"""Batches of `Collate` in accelerate, Lightning and transformers."""
+"""Batches of `Collate` in accelerate, Lightning, transformers, attrs and pydantic."""
 
 from __future__ import annotations
 
@@ -10,11 +10,13 @@ import torch
 from torch.utils.data import DataLoader as TorchLoader
 
 import pyparallel
-from pyparallel import Collate, Concat, List, Pad, Padded, Ragged
+from pyparallel import Collate, Concat, List, Pad, Padded, PreDataLoader, Ragged
 
 try:
     import accelerate
+    import attrs
     import lightning
+    import pydantic
     from accelerate.utils import send_to_device
     from lightning.fabric.utilities import move_data_to_device
     from transformers import LlamaConfig, LlamaForCausalLM
@@ -66,6 +68,34 @@ def test_every_tensor_is_sent_to_the_device(send: Callable[..., Any]) -> None:
     assert sent["name"] == EXPECTED[0]["name"]
     tensors = [*sent["image"].fields(), *sent["boxes"].fields(), sent["id"]]
     assert [str(each.device) for each in tensors] == ["meta"] * 6
+
+
+@attrs.frozen
+class OfAttrs:
+    """A frozen class of attrs with a validator, and with slots."""
+
+    image: torch.Tensor
+    id: int = attrs.field(validator=attrs.validators.instance_of(int))
+
+
+class OfPydantic(pydantic.BaseModel):
+    """A frozen model of pydantic."""
+
+    model_config = pydantic.ConfigDict(arbitrary_types_allowed=True, frozen=True)
+
+    image: torch.Tensor
+    id: int
+
+
+@pytest.mark.parametrize("make", [OfAttrs, OfPydantic])
+def test_samples_of_other_libraries_keep_their_class(make: Any) -> None:
+    samples = [make(image=each["image"], id=each["id"]) for each in SAMPLES[:4]]
+    batch = Collate(image=Pad(size_divisor=4, mask=True))(samples)
+    (moved,) = PreDataLoader([batch], "cpu")
+    for each in (batch, moved):
+        assert type(each) is make and "image=Padded(data=(4, 3, 8, 12)" in repr(each)
+        assert each.image == EXPECTED[0]["image"]
+        assert torch.equal(each.id, EXPECTED[0]["id"])
 
 
 class Model(lightning.LightningModule):
