@@ -15,7 +15,7 @@ from torch.utils.data import Subset, default_collate
 
 from .. import backend
 from ..batch import allocation
-from ..core.cpu_time import CoreWait
+from ..core.cpu_time import CoreWait, GilWait
 from ..core.torch_private import (
     data_collate,
     in_forward_ad,
@@ -85,18 +85,25 @@ class Times:
         cpu_clock: returns the CPU time of this process.
         core_wait: measures the waits of this thread for a core, which are counted at
             the readings of the CPU clock.
+        gil_wait: measures the waits of this thread for the GIL.
     """
 
     def __init__(
-        self, cpu_clock: Callable[[], float], core_wait: CoreWait | None = None
+        self,
+        cpu_clock: Callable[[], float],
+        core_wait: CoreWait | None = None,
+        gil_wait: GilWait | None = None,
     ) -> None:
         self._cpu_clock, self._core_wait = cpu_clock, core_wait
+        self._gil_wait = gil_wait
         self._core_waited = core_wait.seconds() if core_wait else 0.0
         self._read_at, self._cpu = -math.inf, 0.0
         self._shares: Iterable[float] = ()
 
     def begin(self) -> None:
         """Begin a batch."""
+        if self._gil_wait is not None:
+            self._gil_wait.begin()
         start = time.perf_counter()
         self._ends = [start]
         reads = start - self._read_at > _CPU_SECONDS
@@ -108,9 +115,9 @@ class Times:
         if self._cpus:
             self._cpus.append(self._cpu_clock())
 
-    def end(self) -> tuple[tuple[float, ...], tuple[float, ...], float]:
-        """Return the seconds of all parts, their CPU seconds, and the waits."""
-        ends, cpus, waited = self._ends, self._cpus, 0.0
+    def end(self) -> tuple[tuple[float, ...], tuple[float, ...], float, float]:
+        """Return the seconds of all parts, their CPU seconds, and the two waits."""
+        ends, cpus, waited, gil_waited = self._ends, self._cpus, 0.0, 0.0
         seconds = tuple(map(operator.sub, ends[1:], ends))
         duration = ends[-1] - ends[0]
         if cpus or duration > _CPU_SECONDS:
@@ -125,7 +132,11 @@ class Times:
             if self._core_wait is not None:
                 before, self._core_waited = self._core_waited, self._core_wait.seconds()
                 waited = self._core_waited - before
-        return seconds, tuple(map(operator.mul, self._shares, seconds)), waited
+            if self._gil_wait is not None:
+                used = sum(map(operator.mul, self._shares, seconds))
+                gil_waited = self._gil_wait.end(duration - used - waited)
+        parts = tuple(map(operator.mul, self._shares, seconds))
+        return seconds, parts, waited, gil_waited
 
 
 class _Fetcher:

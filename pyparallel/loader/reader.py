@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ..batch.stack import PaddingCounter
-from ..core.cpu_time import CoreWait, cpu_seconds
+from ..core.cpu_time import CoreWait, GilWait, cpu_seconds
 from ..core.errors import add_note
 from ..core.torch_private import numpy_seed, set_worker_info
 from ._random_state import SampleTask
@@ -43,6 +43,7 @@ class Figures(NamedTuple):
     pack_seconds: float = 0.0
     pack_cpu_seconds: float = 0.0
     core_wait_seconds: float = 0.0
+    gil_wait_seconds: float = 0.0
 
 
 class Answer(NamedTuple):
@@ -93,9 +94,10 @@ class Reader:
             self._begin(worker)
             return
         # Finished child processes are counted in processes only: it takes a call more.
-        clock = time.thread_time if source.in_thread else cpu_seconds
-        self._times = Times(clock, CoreWait())
-        if not source.in_thread:
+        if source.in_thread:
+            self._times = Times(time.thread_time, CoreWait(), GilWait())
+        else:
+            self._times = Times(cpu_seconds, CoreWait())
             self._prepare_process(worker)
         try:
             if source.init is not None:
@@ -191,12 +193,12 @@ class Reader:
         return self._figures()
 
     def _figures(self) -> Figures:
-        seconds, cpu, waited = self._times.end()
+        seconds, cpu, *waited = self._times.end()
         fetch, collate, pack = (*seconds, 0.0)[:3]
         fetch_cpu, collate_cpu, pack_cpu = (*cpu, 0.0)[:3]
         stacked, padding = self._padding.stacked_nbytes, self._padding.padding_nbytes
         made = fetch, collate, fetch_cpu, collate_cpu
-        return Figures(*made, stacked, padding, pack, pack_cpu, waited)
+        return Figures(*made, stacked, padding, pack, pack_cpu, *waited)
 
     def _take_start_error(self) -> BaseException:
         """Return the error of `start`, for each task.

@@ -23,6 +23,8 @@ MUCH_PADDING = 0.4
 _MIN_BATCHES, _MIN_NBYTES = 20, 10_000_000
 #: The verdict reports batches outside the ring above this fraction of the batches.
 MANY_MISSES = 0.01
+#: Waits for the GIL are reported above this fraction of the time without core waits.
+MUCH_GIL_WAIT = 0.25
 #: The time in which a worker sends a batch. Workers do not speed up faster batches.
 SEND_SECONDS = 1e-3
 #: The most workers for each core that the verdict suggests.
@@ -41,7 +43,8 @@ def suggest_num_workers(
         work: the time that a worker needs for a batch.
         busy: the time of a step whose batch is ready, in the same unit.
         cpu: the CPU time in ``work``. 0: unknown.
-        core_wait: the part of ``work`` in which the worker waited for a core.
+        core_wait: the part of ``work`` in which the worker waited for a core, or for
+            the GIL.
         cores: the number of cores that the process may use. 0: unknown, taken as 1.
     """
     cores, share = max(1, cores), 1.0
@@ -94,6 +97,8 @@ class LoaderStats:
         pack_cpu_seconds: the CPU time in ``pack_seconds``, measured in this way.
         core_wait_seconds: the time in which workers were ready to run but had no core,
             as counted by Linux. 0 on other systems and without workers.
+        gil_wait_seconds: the time in which worker threads waited for the GIL, as
+            estimated on Linux. 0 on other systems and without worker threads.
         load_seconds: the time of a `PreDataLoader`'s thread to get batches from its
             loader.
         first_wait_seconds: the part of ``wait_seconds`` for first batches of epochs.
@@ -125,6 +130,7 @@ class LoaderStats:
     collate_cpu_seconds: float = 0.0
     pack_cpu_seconds: float = 0.0
     core_wait_seconds: float = 0.0
+    gil_wait_seconds: float = 0.0
     load_seconds: float = 0.0
     first_wait_seconds: float = 0.0
     num_workers: int = 0
@@ -249,19 +255,12 @@ class LoaderStats:
             )
         cpu = self.fetch_cpu_seconds + self.pack_cpu_seconds
         cpu += self.collate_cpu_seconds or self.collate_seconds
-        number = suggest_num_workers(
-            making, self.busy_seconds, cpu, self.core_wait_seconds, self.cores
-        )
+        waited = self.core_wait_seconds + self.gil_wait_seconds
+        number = suggest_num_workers(making, self.busy_seconds, cpu, waited, self.cores)
         if not workers:
             return f"{most}: make batches in workers, num_workers={number}"
-        if self.core_wait_seconds > making / 2:
-            advice = "free some cores"
-            if 0 < self.cores < workers:
-                advice = "use fewer workers"
-            return (
-                f"workers waited for a core {percent(self.core_wait_seconds / making)}"
-                f" of their time: {advice}"
-            )
+        if advice := self._waits_advice():
+            return advice
         if number > workers:
             return f"{most}: use more workers, num_workers={number}"
         if making <= workers * self.busy_seconds:
@@ -281,6 +280,22 @@ class LoaderStats:
             "into the ring",
         }[part]
         return f"{most}, and there are no cores for more workers: {cheaper}"
+
+    def _waits_advice(self) -> str:
+        """Return the next step if workers wait for cores or for the GIL, or ''."""
+        making = self._work_seconds
+        core, gil = self.core_wait_seconds, self.gil_wait_seconds
+        if core > making / 2:
+            is_crowded = 0 < self.cores < self.num_workers
+            advice = "use fewer workers" if is_crowded else "free some cores"
+            share = percent(core / making)
+            return f"workers waited for a core {share} of their time: {advice}"
+        if gil > MUCH_GIL_WAIT * (making - core):
+            return (
+                f"worker threads waited for the GIL {percent(gil / making)} of their "
+                "time: use worker_method='multiprocessing'"
+            )
+        return ""
 
     def __str__(self) -> str:
         """Return the verdict, and a line for each figure with its unit."""
@@ -308,6 +323,8 @@ class LoaderStats:
             "workers": f"{self.num_workers}, {self.core_wait_seconds:.3f} s without a "
             f"core; {self.cores or 'unknown'} cores",
         }
+        if self.gil_wait_seconds:
+            rows["GIL"] = f"{self.gil_wait_seconds:.3f} s of waits of worker threads"
         if self.sample_errors:
             rows["errors"] = f"{self.sample_errors} samples skipped or replaced"
         lines = [f"  {name:<8} {value}" for name, value in rows.items()]
@@ -316,7 +333,8 @@ class LoaderStats:
 
 #: Counters that only the loader that makes the batches has.
 _INNER_COUNTERS = (
-    *("fetch_seconds", "collate_seconds", "pack_seconds", "core_wait_seconds"),
+    *("fetch_seconds", "collate_seconds", "pack_seconds"),
+    *("core_wait_seconds", "gil_wait_seconds"),
     *("fetch_cpu_seconds", "collate_cpu_seconds", "pack_cpu_seconds"),
     *("nbytes", "padding_nbytes", "stacked_nbytes", "ring_hits", "ring_misses"),
     "sample_errors",

@@ -8,7 +8,12 @@ from typing import NamedTuple
 
 from ..core.text import nbytes_text, percent, plural, time_text
 from ..loader.applied import PREFETCH_FACTOR, padding_advice
-from ..loader.stats import MUCH_PADDING, SEND_SECONDS, suggest_num_workers
+from ..loader.stats import (
+    MUCH_GIL_WAIT,
+    MUCH_PADDING,
+    SEND_SECONDS,
+    suggest_num_workers,
+)
 from .record import FIRST_ITER
 from .summary import Summary, Work
 
@@ -72,7 +77,7 @@ def _faster_input(summary: Summary) -> list[Advice]:
     workers, ahead = summary.work("worker"), summary.work("prefetch")
     in_loop = summary.mean["fetch"] + summary.mean["collate"]
     if in_loop > _WORTH * summary.step:
-        cpu, _ = summary.cpu([summary.lane], len(summary.steps))
+        cpu = summary.cpu([summary.lane], len(summary.steps))[0]
         return [_move_to_workers(summary, in_loop, cpu, "the loop itself")]
     first = _first_batches(summary)
     if first is not None:
@@ -161,6 +166,8 @@ def _first_batches(summary: Summary) -> Advice | None:
 def _change_workers(summary: Summary, workers: Work) -> Advice:
     present, work, busy = len(workers.lanes), workers.per_batch, _busy(summary)
     wait, late = summary.mean["wait"], summary.lateness
+    if found := _leave_threads(summary, workers):
+        return found
     titles = {
         "pyparallel.DataLoader": "Send batches through shared memory: "
         "pyparallel.DataLoader",
@@ -175,12 +182,12 @@ def _change_workers(summary: Summary, workers: Work) -> Advice:
         return Advice(
             title,
             f"A step waits {time_text(wait)} for its batch, but the batch was ready "
-            f"{_lateness(late)}. The rest of the wait is its transfer between the "
-            "processes.",
+            f"{_lateness(late)}. The rest of the wait is its transfer to the loop.",
             wait - statistics.fmean(late),
         )
     cores = _cores(summary)
-    number = suggest_num_workers(work, busy, workers.cpu, workers.core_wait, cores)
+    waited = workers.core_wait + workers.gil_wait
+    number = suggest_num_workers(work, busy, workers.cpu, waited, cores)
     figures = (
         f"A batch takes {time_text(work)} of a worker's time"
         f"{_cpu_share(work, workers.cpu)}: one is ready every "
@@ -224,6 +231,25 @@ def _change_workers(summary: Summary, workers: Work) -> Advice:
         f"{figures} More workers on {plural(cores, 'core')} would not help. Most of "
         f"the work is {part}, {time_text(ns)} a batch.",
         wait,
+    )
+
+
+def _leave_threads(summary: Summary, workers: Work) -> Advice | None:
+    """Return advice if worker threads wait for the GIL."""
+    work, waited = workers.per_batch, workers.gil_wait
+    if workers.core_wait > work / 2:
+        return None
+    if waited <= MUCH_GIL_WAIT * (work - workers.core_wait):
+        return None
+    without = (work - waited) / len(workers.lanes)
+    return Advice(
+        "Use processes as workers: worker_method='multiprocessing'",
+        f"A batch takes {time_text(work)} of a worker thread's time. For "
+        f"{time_text(waited)} of it, {percent(waited / work)}, the thread waited for "
+        "the GIL, which Python code of other threads held. Processes have a GIL each.",
+        max(
+            0.0, min(summary.mean["wait"], summary.step - max(_busy(summary), without))
+        ),
     )
 
 

@@ -46,9 +46,11 @@ class Event(NamedTuple):
         epoch: markers only: the number of the epoch, counted from 1.
         stacked_nbytes: ``collate`` only: the bytes of the stacked tensors.
         padding_nbytes: ``collate`` only: the bytes of padding among them.
-        cpu: CPU time of the thread, in a worker of the process; -1: not measured.
+        cpu: CPU time of the thread, in a worker process of the process; -1: not
+            measured.
         core_wait: the time in which the thread was runnable, but had no core.
         batch: the number of the batch within its epoch; -1: not known.
+        gil_wait: an estimate of the time in which a worker thread waited for the GIL.
     """
 
     lane: str
@@ -62,6 +64,7 @@ class Event(NamedTuple):
     cpu: int = -1
     core_wait: int = 0
     batch: int = -1
+    gil_wait: int = 0
 
 
 @dataclass(frozen=True)

@@ -36,7 +36,8 @@ from torch.utils.data import get_worker_info
 
 from .. import backend
 from ..batch.stack import PaddingCounter
-from ..core.cpu_time import CoreWait, cpu_seconds
+from ..core.cpu_time import CoreWait, GilWait, cpu_seconds
+from ..core.torch_private import in_worker_thread
 from ..loader.applied import applied_changes
 from ..loader.preflight import num_cores
 from ..loader.reader import Reader
@@ -125,7 +126,7 @@ class Recorder:
         path = Path(settings.folder, f"{pid}-{time.perf_counter_ns()}.jsonl")
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
         file = os.open(path, flags, 0o600)
-        parent = multiprocessing.parent_process() if get_worker_info() else None
+        parent = multiprocessing.parent_process() if in_worker_process() else None
         head = {
             **asdict(settings),
             "pid": pid,
@@ -154,13 +155,28 @@ class Recorder:
     def times(self) -> tuple[int, int]:
         """Return the CPU time and the time without a core so far, in nanoseconds."""
         cpu = time.thread_time()
-        if get_worker_info() is not None or self._is_loop():
+        if in_worker_process() or self._is_loop():
             cpu = cpu_seconds()
         pid, core_wait = getattr(self._local, "core_wait", (0, None))
         if core_wait is None or pid != os.getpid():
             core_wait = CoreWait()
             self._local.core_wait = os.getpid(), core_wait
         return int(1e9 * cpu), int(1e9 * core_wait.seconds())
+
+    def begin_gil_wait(self) -> GilWait | None:
+        """Begin a measurement in a worker thread. None elsewhere, and inside of one."""
+        if not in_worker_thread():
+            return None
+        free = vars(self._local).setdefault("gil_waits", [GilWait()])
+        found: GilWait | None = free.pop() if free else None
+        if found is not None:
+            found.begin()
+        return found
+
+    def end_gil_wait(self, gil_wait: GilWait, blocked: int) -> int:
+        """End a measurement. Return the wait, and take the blocked time, in ns."""
+        self._local.gil_waits.append(gil_wait)
+        return int(1e9 * gil_wait.end(blocked / 1e9))
 
     def _is_loop(self) -> bool:
         is_main = threading.current_thread() is threading.main_thread()
@@ -233,7 +249,8 @@ class Recorder:
         Stream: the host first waits for the accelerator, if ``synchronize`` is set.
         """
         local = self._local
-        if not self.is_recording or getattr(local, "is_waiting", False):
+        is_nested = getattr(local, "is_waiting", False)
+        if not self.is_recording or is_nested or get_worker_info() is not None:
             return get()
         in_prefetch = threading.current_thread().name == _PREFETCH
         loader = 0 if in_prefetch else self._loader_number(iterator)
@@ -310,7 +327,7 @@ class _Range:
 
     __slots__ = (
         *("_inner", "_kind", "_more", "_recorder", "_recording", "_stacked", "_start"),
-        "_times",
+        *("_times", "_gil_wait"),
     )
 
     def __init__(
@@ -329,6 +346,9 @@ class _Range:
         if self._kind == "collate":
             self._recording = PaddingCounter()
             self._stacked = self._recording.__enter__()
+        self._gil_wait = None
+        if self._kind == "fetch":
+            self._gil_wait = self._recorder.begin_gil_wait()
         self._times = self._recorder.times()
         self._start = time.perf_counter_ns()
 
@@ -339,12 +359,20 @@ class _Range:
             ("cpu", "core_wait"), self._times, times, strict=True
         ):
             more[name] = max(0, after - before)
+        if self._gil_wait is not None:
+            blocked = end - self._start - more["cpu"] - more["core_wait"]
+            more["gil_wait"] = self._recorder.end_gil_wait(self._gil_wait, blocked)
         if self._recording is not None:
             self._recording.__exit__(*error)
             more["stacked_nbytes"] = self._stacked.stacked_nbytes
             more["padding_nbytes"] = self._stacked.padding_nbytes
         self._inner.__exit__(*error)
         self._recorder.write(self._kind, self._start, end, **more)
+
+
+def in_worker_process() -> bool:
+    """Return True in a worker of a loader that is a process."""
+    return get_worker_info() is not None and not in_worker_thread()
 
 
 def batch_number() -> int:

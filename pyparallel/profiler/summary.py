@@ -89,6 +89,8 @@ class Work(NamedTuple):
         cpu: the mean CPU nanoseconds of a batch; 0 if they were not measured.
         core_wait: the mean nanoseconds of a batch in which its worker was runnable,
             but had no core.
+        gil_wait: the mean nanoseconds of a batch in which a worker thread waited for
+            the GIL.
     """
 
     lanes: tuple[str, ...]
@@ -97,6 +99,7 @@ class Work(NamedTuple):
     busy: float
     cpu: float = 0.0
     core_wait: float = 0.0
+    gil_wait: float = 0.0
 
     @property
     def per_batch(self) -> float:
@@ -253,19 +256,23 @@ class Summary:
             *self.cpu(lanes, len(batches)),
         )
 
-    def cpu(self, lanes: Iterable[str], count: int) -> tuple[float, float]:
-        """Return the CPU time and the time without a core of the fetches of a batch.
+    def cpu(self, lanes: Iterable[str], count: int) -> tuple[float, float, float]:
+        """Return the CPU time of the fetches of a batch, and the waits in them.
 
         Args:
             lanes: the lanes whose fetches count.
             count: the number of batches to divide by.
 
         Returns:
-            Both in nanoseconds for one batch.
+            The CPU time, the wait for a core and that for the GIL, in nanoseconds for
+            one batch.
         """
         found = [event for event in self._ended("fetch", lanes) if event.cpu >= 0]
-        cpu, core_wait = (sum(e.cpu for e in found), sum(e.core_wait for e in found))
-        return cpu / count, core_wait / count
+        return (
+            sum(event.cpu for event in found) / count,
+            sum(event.core_wait for event in found) / count,
+            sum(event.gil_wait for event in found) / count,
+        )
 
     @cached_property
     def lateness(self) -> tuple[int, ...] | None:

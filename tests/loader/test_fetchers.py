@@ -182,7 +182,7 @@ def test_few_readings_of_the_cpu_clock_measure_all_batches(
             times.end_part()
             work(collate, collate_cpu)
             times.end_part()
-            seconds, cpu_seconds, _ = times.end()
+            seconds, cpu_seconds, *_ = times.end()
             found.append((*seconds, *cpu_seconds))
             work(pause, pause)
     sums = [sum(column) for column in zip(*found, strict=True)]

@@ -197,6 +197,26 @@ ROWS = {
         {"core_wait_seconds": 2.2},
         "workers waited for a core 55 % of their time: free some cores",
     ),
+    "no GIL": (
+        {"gil_wait_seconds": 1.2},
+        "worker threads waited for the GIL 30 % of their time: use "
+        "worker_method='multiprocessing'",
+    ),
+    "no GIL, and rarely a core": (  # 0.6 of the 2 seconds with a core
+        {"gil_wait_seconds": 0.6, "core_wait_seconds": 2.0},
+        "worker threads waited for the GIL 15 % of their time: use "
+        "worker_method='multiprocessing'",
+    ),
+    "no core, and rarely the GIL": (
+        {"gil_wait_seconds": 1.2, "core_wait_seconds": 2.2},
+        "workers waited for a core 55 % of their time: free some cores",
+    ),
+    "waits for the GIL are no room on a core": (  # else 4 workers for 2 cores
+        {"gil_wait_seconds": 0.9, "fetch_cpu_seconds": 2.7, "cores": 2}
+        | {"num_workers": 2},
+        "fetch is 90 % of the work on a batch, and there are no cores for more "
+        "workers: make samples cheaper",
+    ),
     "too many workers": (
         {"core_wait_seconds": 2.2, "num_workers": 9},
         "workers waited for a core 55 % of their time: use fewer workers",

@@ -5,10 +5,13 @@ from __future__ import annotations
 import gc
 import os
 import random
+import sys
 import threading
 import time
 import warnings
+import zlib
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -23,6 +26,7 @@ from torch.utils.data._utils import worker as torch_worker
 
 import pyparallel
 from pyparallel import DataLoader, PreDataLoader, sample_random
+from pyparallel.loader.stats import MUCH_GIL_WAIT
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -437,6 +441,48 @@ def test_the_local_variables_of_an_error_stay() -> None:
     while trace.tb_next is not None:
         trace = trace.tb_next
     assert trace.tb_frame.f_locals["evidence"] == "sample 0"
+
+
+#: A text that takes zlib some milliseconds, without the GIL.
+TEXT = zlib.compress(bytes(random.Random(0).choices(b"abcdef   ", k=1_000_000)), 1)
+
+
+def decompress() -> bytes:
+    return zlib.decompress(TEXT, bufsize=1_000_000)
+
+
+#: The work on a sample, and whether threads wait for the GIL in it.
+WORK: dict[str, tuple[Callable[[], Any], bool]] = {
+    "Python": (lambda: sum(letter == 32 for letter in bytes(200_000)), True),
+    "zlib": (decompress, False),
+    "waits": (lambda: time.sleep(0.005), False),
+}
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux counts switches")
+@pytest.mark.filterwarnings("ignore:This DataLoader will create")
+@pytest.mark.parametrize("name", WORK)
+def test_waits_for_the_gil_are_measured_and_lead_to_advice(name: str) -> None:
+    work, waits = WORK[name]
+    loader = DataLoader(
+        *(Making(lambda index: (work(), index)[1], 160), 4),
+        num_workers=4,
+        worker_method="thread",
+    )
+    list(loader)
+    stats = loader.stats()
+    work_seconds = stats.fetch_seconds + stats.collate_seconds
+    if not waits:
+        assert stats.gil_wait_seconds < MUCH_GIL_WAIT / 2 * work_seconds, stats
+        assert "GIL" not in stats.verdict
+        return
+    # The advice of a machine with enough cores. That of a busy one is about cores.
+    free = work_seconds - stats.core_wait_seconds
+    assert stats.gil_wait_seconds > MUCH_GIL_WAIT * free, stats
+    quiet = {"fetch_seconds": free, "collate_seconds": 0.0, "core_wait_seconds": 0.0}
+    verdict = replace(stats, **quiet, first_wait_seconds=0.0, cores=8).verdict
+    assert "use worker_method='multiprocessing'" in verdict
+    assert "waits of worker threads" in str(stats)
 
 
 def test_a_child_of_a_fork_gets_advice_and_other_loaders_work() -> None:

@@ -23,6 +23,7 @@ from profile_records import steady
 from profile_records import summary as summary_of
 from repository import ROOT, python_path
 from torch.utils.data import DataLoader as TorchLoader
+from torch.utils.data import Dataset
 
 import pyparallel
 from pyparallel import DataLoader, MMDataParallel, PreDataLoader, collate
@@ -119,6 +120,38 @@ def test_the_end_of_a_block_ends_the_records_of_all_processes(tmp_path):
     before = written_nbytes(worker)
     assert len(before) == 1 and loop(loader) == 32
     assert written_nbytes(worker) == before
+
+
+class Counted(Dataset[int]):
+    """Python code that holds the GIL."""
+
+    def __len__(self) -> int:
+        return 64
+
+    def __getitem__(self, index: int) -> int:
+        loader = TorchLoader(range(2), 1)  # a loader of its own is a part of the fetch
+        return len(list(loader)) + sum(letter == 32 for letter in bytes(400_000))
+
+
+@pytest.mark.filterwarnings("ignore:This DataLoader will create")
+def test_worker_threads_have_lanes_with_times_of_their_own(tmp_path):
+    threads = {"num_workers": 4, "worker_method": "thread"}
+    with pyparallel.profile(tmp_path, steps=14, warmup=0):
+        list(DataLoader(Counted(), 4, **threads))
+    summary = seen(tmp_path)
+    assert len(summary.steps) == 14 and len(summary.record.loaders) == 1
+    work = summary.work("worker")
+    assert work is not None
+    assert work.lanes == ("worker 0", "worker 1", "worker 2", "worker 3")
+    fetches = [e for e in summary.record.events if e.kind == "fetch"]
+    for event in fetches:  # the CPU time of the thread, not that of the process
+        assert 0 < event.cpu <= 1.01 * (event.end - event.start) + 1e6
+    waited = sum(event.gil_wait for event in fetches)
+    if sys.platform == "linux":
+        free = sum(e.end - e.start - e.core_wait for e in fetches)
+        assert waited > 0.1 * free
+    else:
+        assert waited == 0
 
 
 def profile_alone(path: Path) -> None:

@@ -184,7 +184,7 @@ def late_first_batches() -> Record:
 
 WAIT_IS_TRANSFER = (
     "A step waits 40.0 ms for its batch, but the batch was ready before the request in "
-    "every step. The rest of the wait is its transfer between the processes."
+    "every step. The rest of the wait is its transfer to the loop."
 )
 
 
@@ -224,6 +224,22 @@ WAIT_IS_TRANSFER = (
             steady(**SLOW, cores=2, cpu=3 * MS, core_wait=5 * MS),
             "Free some cores: workers wait for a core",
             "For 5.00 ms of a batch its worker was runnable, but had ",
+        ),
+        (
+            steady(**SLOW, cpu=3 * MS, core_wait=1 * MS, gil_wait=3 * MS),
+            "Use processes as workers: worker_method='multiprocessing'",
+            "A batch takes 9.00 ms of a worker thread's time. For 3.00 ms of it, 33 %, "
+            "the thread waited for the GIL, which Python code of other threads held. ",
+        ),
+        (
+            steady(**SLOW, cores=2, cpu=1 * MS, core_wait=5 * MS, gil_wait=3 * MS),
+            "Free some cores: workers wait for a core",
+            "For 5.00 ms of a batch its worker was runnable, but had ",
+        ),
+        (  # 6 ms of CPU time in 7 ms without the waits
+            steady(**SLOW, cores=2, cpu=6 * MS, gil_wait=2 * MS),
+            "Reduce the work on a batch: fetch first",
+            "More workers on 2 cores would not help.",
         ),
         (
             asked_and_ready((5, 4, 20), (40, 30, 20), (5, -10, 20)),
@@ -376,9 +392,9 @@ def changed(**fields: object) -> str:
             "it.",
         ),
         (
-            changed(events=[["loop", "wait", 5, 1, *[0] * 7]]),
+            changed(events=[["loop", "wait", 5, 1, *[0] * 8]]),
             "x.json must have the fields of a profile, but does not: an event is "
-            "['loop', 'wait', 5, 1, 0, 0, 0, 0, 0, 0, 0].",
+            "['loop', 'wait', 5, 1, 0, 0, 0, 0, 0, 0, 0, 0].",
         ),
         (changed(events=[[1]]), "x.json must have the fields of a profile, but does"),
         (changed(loaders=[{}]), "x.json must have the fields of a profile, but does "),

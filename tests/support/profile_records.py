@@ -24,6 +24,7 @@ def steady(
     device: str = "CPU",
     cpu: int = -1,
     core_wait: int = 0,
+    gil_wait: int = 0,
 ) -> Record:
     """Return a record of equal steps, with workers that make a batch in 9 ms."""
     step = wait + copy + compute
@@ -36,7 +37,8 @@ def steady(
         events.append(Event("loop", "step", start + wait + copy, start + step))
         if workers:
             *inner, fetch = made(f"worker {i % workers}", start, stacked, padding)
-            events += [*inner, fetch._replace(cpu=cpu, core_wait=core_wait)]
+            waits = {"core_wait": core_wait, "gil_wait": gil_wait}
+            events += [*inner, fetch._replace(cpu=cpu, **waits)]
     end = steps * step
     events.append(Event("loop", "stop", end, end, 1, 1))
     return Record(
