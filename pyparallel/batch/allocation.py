@@ -77,7 +77,7 @@ def empty(
     * any other process: for large host tensors, recycled memory (`pyparallel.memory`).
     """
     if device.type != "cpu":
-        with relaxed_here():  # it may need more memory
+        with relaxed_here(device):  # it may need more memory
             return torch.empty(shape, dtype=dtype, device=device)
     if _local.slab is not None:
         result = _local.slab.empty(shape, dtype)

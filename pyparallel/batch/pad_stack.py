@@ -20,6 +20,8 @@ from . import custom_op, stack, torch_stack
 from .padding import Padded, Padding, Sizes, check_num_dims
 from .plan import plan_stack, sample_name
 
+_DEFAULT = Padding()
+
 
 class _Options(TypedDict, total=False):
     """The options of `pad_stack` that do not change the type of its result."""
@@ -147,12 +149,12 @@ def _checked(samples: Any) -> list[torch.Tensor]:
     if not all(isinstance(sample, torch.Tensor) for sample in samples):
         stack.check_masks(samples, lambda i: f"pad_stack: {sample_name(i)}")
         samples = stack.as_tensors(samples)
-    for i, sample in enumerate(samples):
-        if not isinstance(sample, torch.Tensor):
-            raise BatchTypeError(
-                f"pad_stack: {sample_name(i)} must be a tensor or a numeric array, but "
-                f"is {type_name(sample)}. Convert it with torch.as_tensor."
-            )
+        for i, sample in enumerate(samples):
+            if not isinstance(sample, torch.Tensor):
+                raise BatchTypeError(
+                    f"pad_stack: {sample_name(i)} must be a tensor or a numeric array, "
+                    f"but is {type_name(sample)}. Convert it with torch.as_tensor."
+                )
     if not samples:
         raise EmptyBatchError(
             "pad_stack: samples must have at least one tensor, but is empty."
@@ -162,7 +164,7 @@ def _checked(samples: Any) -> list[torch.Tensor]:
 
 def _padding(padding: Padding | None, options: dict[str, Any]) -> Padding:
     if padding is None:
-        return Padding(**options)
+        return Padding(**options) if options else _DEFAULT
     if options:
         raise BatchTypeError(
             "pad_stack: padding must not be given together with its options, but "

@@ -175,7 +175,7 @@ Padding.__module__ = Padded.__module__ = "pyparallel"
 
 def target_sizes(
     padding: Padding,
-    sizes: Sequence[Sizes],
+    shapes: Sequence[Sizes],
     largest: Sizes,
     name: Callable[[int], str],
 ) -> Sizes:
@@ -183,17 +183,19 @@ def target_sizes(
 
     Args:
         padding: the options.
-        sizes: the sizes of the padded dimensions, for every sample; at least one.
-        largest: the largest of these sizes in every dimension.
+        shapes: the shape of every sample; at least one. Its last sizes are padded.
+        largest: the largest size in every padded dimension.
         name: returns the name of sample ``i`` for an error.
 
     Raises:
         ValueError: a sample is larger than the shape, or than every bucket.
     """
     if padding.shape is not None:
-        return _smallest_fitting((padding.shape,), largest, sizes, name)
+        return _smallest_fitting((padding.shape,), largest, shapes, name)
     if padding.buckets:
-        return _smallest_fitting(padding.buckets, largest, sizes, name)
+        return _smallest_fitting(padding.buckets, largest, shapes, name)
+    if padding.size_divisor == 1:
+        return largest
     divisors = _one_per_dim(padding.size_divisor, len(largest))
     return tuple(
         -(-size // divisor) * divisor
@@ -228,28 +230,30 @@ def check_num_dims(padding: Any, num_dims: int, where: str) -> None:
 
 
 def _smallest_fitting(
-    shapes: Sequence[Sizes],
+    allowed: Sequence[Sizes],
     largest: Sizes,
-    sizes: Sequence[Sizes],
+    shapes: Sequence[Sizes],
     name: Callable[[int], str],
 ) -> Sizes:
     def holds(shape: Sizes, inside: Sizes) -> bool:
         return all(map(operator.ge, shape, inside))
 
-    fitting = [shape for shape in shapes if holds(shape, largest)]
+    fitting = [shape for shape in allowed if holds(shape, largest)]
     if fitting:
         return min(fitting, key=math.prod)
+    sizes = [tuple(shape[len(shape) - len(largest) :]) for shape in shapes]
     so_far = list(accumulate(sizes, lambda one, two: tuple(map(max, one, two))))
     i = next(
         i
         for i, inside in enumerate(so_far)
-        if not any(holds(shape, inside) for shape in shapes)
+        if not any(holds(shape, inside) for shape in allowed)
     )
     together = ""
     if so_far[i] != sizes[i]:
         together = f", and with the samples before it {so_far[i]}"
-    one = f"at most {shapes[0]}, the shape of the padding"
-    rule = one if len(shapes) == 1 else f"held by one of the buckets {tuple(shapes)}"
+    one = f"at most {allowed[0]}, the shape of the padding"
+    several = f"held by one of the buckets {tuple(allowed)}"
+    rule = one if len(allowed) == 1 else several
     raise BatchValueError(
         f"{name(i)} must be {rule}, in the padded dimensions, but is {sizes[i]} there"
         f"{together}. Resize it before collating, or allow a larger shape."

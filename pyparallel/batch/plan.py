@@ -74,13 +74,11 @@ def plan_stack(
     starts = None
     if shapes.count(first) == len(shapes):
         target = tuple(first)
-        padded = (False,) * len(shapes)
     else:
         target = _padded_shape(shapes, pad_dims, name, padding)
-        padded = tuple([shape != target for shape in shapes])
     if padding is not None:
         target, starts = _apply_padding(padding, shapes, target, pad_dims or 0, name)
-        padded = tuple([shape != target for shape in shapes])
+    padded = tuple([shape != target for shape in shapes])
     shape = (len(shapes), *target)
     if math.prod(size for size in shape if size) > _MAX_BYTES:
         raise BatchValueError(
@@ -107,11 +105,15 @@ def check_fixed_sizes(
     padding: Padding | None,
 ) -> None:
     """Raise ValueError if the shapes differ outside their padded dimensions."""
-    num_equal = len(shapes[0]) - (pad_dims or 0)
+    num_dims = len(shapes[0])
+    num_equal = num_dims - (pad_dims or 0)
+    if list(map(len, shapes)).count(num_dims) == len(shapes):
+        columns = list(zip(*shapes, strict=True))[:num_equal]
+        if all(column.count(column[0]) == len(shapes) for column in columns):
+            return
     fixed = [(len(shape), shape[:num_equal]) for shape in shapes]
-    if fixed.count(fixed[0]) != len(shapes):
-        i = next(i for i, part in enumerate(fixed) if part != fixed[0])
-        raise _shape_error(shapes, pad_dims, name, i, padding)
+    i = next(i for i, part in enumerate(fixed) if part != fixed[0])
+    raise _shape_error(shapes, pad_dims, name, i, padding)
 
 
 def _apply_padding(
@@ -123,12 +125,13 @@ def _apply_padding(
 ) -> tuple[tuple[int, ...], tuple[tuple[int, ...], ...] | None]:
     """Return the target and the starts for shapes with equal fixed dimensions."""
     fixed = len(largest) - pad_dims
-    sizes = [tuple(shape[fixed:]) for shape in shapes]
-    end = target_sizes(padding, sizes, largest[fixed:], name)
+    end = target_sizes(padding, shapes, largest[fixed:], name)
     target = (*largest[:fixed], *end)
     if padding.side == "right":
         return target, None
-    starts = [(*(0,) * fixed, *start_offsets(padding, each, end)) for each in sizes]
+    starts = [
+        (*(0,) * fixed, *start_offsets(padding, shape[fixed:], end)) for shape in shapes
+    ]
     return target, tuple(starts) if any(map(any, starts)) else None
 
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from ctypes import c_float
 from dataclasses import dataclass
-from functools import partial
-from operator import attrgetter
+from functools import lru_cache, partial
+from operator import attrgetter, itemgetter
 from typing import Any, NamedTuple
 
 import torch
 
 from .. import backend
 from ..backend.image_checks import MOST_CHANNELS, is_packed
-from ..backend.plain import without_subclasses
+from ..backend.plain import PLAIN, without_subclasses
 from ..batch import allocation, stack, torch_stack
 from ..batch.padding import Padding
 from ..batch.plan import StackPlan, plan_stack
@@ -21,7 +21,12 @@ from ..core.errors import BatchTypeError, BatchValueError, EmptyBatchError, type
 from ..core.torch_private import outside_autocast
 
 _KERNEL_DTYPES = ({torch.uint8}, {torch.float32})
+_CHANNELS = tuple({num} for num in range(1, MOST_CHANNELS + 1))
+_channels_of = itemgetter(0)
 _dtype_of = attrgetter("dtype")
+_is_nested = attrgetter("is_nested")
+_layout_of = attrgetter("layout")
+_shape_of = attrgetter("shape")
 
 _Numbers = tuple[float, ...]
 
@@ -34,7 +39,8 @@ class ChannelConstants(NamedTuple):
     fill: _Numbers
 
 
-@dataclass(frozen=True, slots=True)
+# Compared and hashed by identity, so that a look-up in a cache is cheap.
+@dataclass(frozen=True, slots=True, eq=False)
 class ImageOptions:
     """The options of `ImagePreprocessor` as a frozen value.
 
@@ -62,6 +68,7 @@ class ImageOptions:
     dtype: torch.dtype
     channels_last: bool
 
+    @lru_cache(maxsize=64)  # noqa: B019 - few options exist, and they are small
     def channel_constants(self, num_channels: int) -> ChannelConstants:
         """Return the constants for a number of channels.
 
@@ -111,6 +118,8 @@ def check_images(images: Sequence[Any]) -> None:
         ValueError: there are no images, or an image has a wrong number of dimensions or
             channels. The message names the first one.
     """
+    if not torch.compiler.is_compiling() and images and _are_usual(images):
+        return
     if not images:
         raise EmptyBatchError(
             "ImagePreprocessor: images must have at least one image, but is empty."
@@ -139,6 +148,19 @@ def check_images(images: Sequence[Any]) -> None:
             )
 
 
+def _are_usual(images: Sequence[Any]) -> bool:
+    """Return True if images of the most common kind pass all checks of them."""
+    if not (
+        PLAIN.issuperset(map(type, images))
+        and set(map(_dtype_of, images)) in _KERNEL_DTYPES
+        and set(map(_layout_of, images)) == {torch.strided}
+        and not any(map(_is_nested, images))
+    ):
+        return False
+    shapes = list(map(_shape_of, images))
+    return set(map(len, shapes)) == {3} and set(map(_channels_of, shapes)) in _CHANNELS
+
+
 def image_batch(
     images: Sequence[torch.Tensor], options: ImageOptions
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
@@ -153,8 +175,7 @@ def image_batch(
     """
     images = without_subclasses(images)
     constants = options.channel_constants(images[0].shape[0])
-    shapes = [tuple(image.shape) for image in images]
-    plan = plan_stack(shapes, 2, image_name, options.padding)
+    plan = plan_stack(list(map(_shape_of, images)), 2, image_name, options.padding)
     if set(map(_dtype_of, images)) not in _KERNEL_DTYPES:
         for i in range(len(images)):
             torch_stack.check_sample(images, image_name, i)

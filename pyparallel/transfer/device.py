@@ -270,18 +270,10 @@ class TorchDevice:
         for tensor in others:
             tensor.record_stream(stream)
 
-    @contextmanager
-    def relaxed(self, device: torch.device) -> Iterator[None]:
+    def relaxed(self, device: torch.device) -> AbstractContextManager[None]:
         """Exchange the capture mode of this thread; see Note: [calls and captures]."""
         calls = self._calls(device)
-        if calls is None:
-            yield
-            return
-        before = calls.exchange_capture_mode(_RELAXED, device.index)
-        try:
-            yield
-        finally:
-            calls.exchange_capture_mode(before, device.index)
+        return nullcontext() if calls is None else _Relaxed(calls, device.index)
 
     def is_idle(self, stream: Any) -> bool:
         """Ask the backend; torch's events cost more than they save."""
@@ -309,6 +301,26 @@ class TorchDevice:
         if device.type != "cuda":
             return None
         return self._runtime(device) or _cudart.load()
+
+
+class _Relaxed(AbstractContextManager[None]):
+    """The block of `TorchDevice.relaxed`; a generator would take several times as long.
+
+    Args:
+        calls: exchanges the mode.
+        device: the index of a device that is in use.
+    """
+
+    __slots__ = ("_before", "_calls", "_device")
+
+    def __init__(self, calls: backend.Runtime | Cudart, device: int) -> None:
+        self._calls, self._device, self._before = calls, device, _RELAXED
+
+    def __enter__(self) -> None:
+        self._before = self._calls.exchange_capture_mode(_RELAXED, self._device)
+
+    def __exit__(self, *error: object) -> None:
+        self._calls.exchange_capture_mode(self._before, self._device)
 
 
 class TorchReturn(TorchDevice):
@@ -363,11 +375,16 @@ class TorchFence:
             self._event = self._api.record(self._stream)
 
 
-def relaxed_here() -> AbstractContextManager[None]:
-    """Return `TorchDevice.relaxed` for CUDA's current device, if CUDA is in use."""
+def relaxed_here(device: torch.device | None = None) -> AbstractContextManager[None]:
+    """Return `TorchDevice.relaxed` for a device, if CUDA is in use.
+
+    None: CUDA's current device.
+    """
     if not torch.cuda.is_initialized():
         return nullcontext()
-    return torch_device.relaxed(torch.device("cuda", torch.cuda.current_device()))
+    if device is None:
+        device = torch.device("cuda", torch.cuda.current_device())
+    return torch_device.relaxed(device)
 
 
 def _is_capturing_here(device: torch.device) -> bool:
