@@ -20,7 +20,7 @@ from ..core.errors import BatchValueError
 from . import stack, torch_stack
 from .padding import Padded, Padding, start_offsets, target_sizes
 from .padding_values import exact_number, padding_value_as_double
-from .plan import check_fixed_sizes, sample_name
+from .plan import sample_name, size_columns
 
 _PAD_STACK = (
     "(Tensor[] samples, int pad_dims, Scalar padding_value, int high_word, "
@@ -86,7 +86,7 @@ def _fake_pad_stack(
 ) -> tuple[Tensor, ...]:
     padding, first = _padding(pad_dims, *options), samples[0]
     shapes = [tuple(sample.shape) for sample in samples]
-    check_fixed_sizes(shapes, pad_dims, sample_name, padding)
+    size_columns(shapes, pad_dims, sample_name, padding)
     target = padded_sizes(padding, samples, pad_dims)
     shape = (len(samples), *first.shape[: first.dim() - pad_dims], *target)
     data = first.new_empty(shape, dtype=torch_stack.promoted_dtype(samples))

@@ -146,7 +146,10 @@ def _checked(samples: Any) -> list[torch.Tensor]:
             "pad_stack: samples must be a sequence of tensors, but is "
             f"{type_name(samples)}."
         )
-    if not all(isinstance(sample, torch.Tensor) for sample in samples):
+    if not (
+        PLAIN.issuperset(map(type, samples))
+        or all(isinstance(sample, torch.Tensor) for sample in samples)
+    ):
         stack.check_masks(samples, lambda i: f"pad_stack: {sample_name(i)}")
         samples = stack.as_tensors(samples)
         for i, sample in enumerate(samples):

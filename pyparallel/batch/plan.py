@@ -75,10 +75,10 @@ def plan_stack(
     if shapes.count(first) == len(shapes):
         target = tuple(first)
     else:
-        target = _padded_shape(shapes, pad_dims, name, padding)
+        target = tuple(map(max, size_columns(shapes, pad_dims, name, padding)))
     if padding is not None:
         target, starts = _apply_padding(padding, shapes, target, pad_dims or 0, name)
-    padded = tuple([shape != target for shape in shapes])
+    padded = tuple(map(target.__ne__, shapes))
     shape = (len(shapes), *target)
     if math.prod(size for size in shape if size) > _MAX_BYTES:
         raise BatchValueError(
@@ -88,29 +88,23 @@ def plan_stack(
     return StackPlan(shape, padded, starts)
 
 
-def _padded_shape(
+def size_columns(
     shapes: Sequence[tuple[int, ...]],
     pad_dims: int | None,
     name: Name,
     padding: Padding | None,
-) -> tuple[int, ...]:
-    check_fixed_sizes(shapes, pad_dims, name, padding)
-    return tuple(map(max, zip(*shapes, strict=True)))
+) -> list[tuple[int, ...]]:
+    """Return the sizes of all samples in each dimension.
 
-
-def check_fixed_sizes(
-    shapes: Sequence[tuple[int, ...]],
-    pad_dims: int | None,
-    name: Name,
-    padding: Padding | None,
-) -> None:
-    """Raise ValueError if the shapes differ outside their padded dimensions."""
-    num_dims = len(shapes[0])
+    Raises:
+        ValueError: the shapes differ outside their padded dimensions.
+    """
+    num_dims, num = len(shapes[0]), len(shapes)
     num_equal = num_dims - (pad_dims or 0)
-    if list(map(len, shapes)).count(num_dims) == len(shapes):
-        columns = list(zip(*shapes, strict=True))[:num_equal]
-        if all(column.count(column[0]) == len(shapes) for column in columns):
-            return
+    if list(map(len, shapes)).count(num_dims) == num:
+        columns = list(zip(*shapes, strict=True))
+        if all([column.count(column[0]) == num for column in columns[:num_equal]]):
+            return columns
     fixed = [(len(shape), shape[:num_equal]) for shape in shapes]
     i = next(i for i, part in enumerate(fixed) if part != fixed[0])
     raise _shape_error(shapes, pad_dims, name, i, padding)

@@ -22,6 +22,7 @@ from ..core.torch_private import outside_autocast
 
 _KERNEL_DTYPES = ({torch.uint8}, {torch.float32})
 _CHANNELS = tuple({num} for num in range(1, MOST_CHANNELS + 1))
+_STRIDED = {torch.strided}
 _channels_of = itemgetter(0)
 _dtype_of = attrgetter("dtype")
 _is_nested = attrgetter("is_nested")
@@ -153,7 +154,7 @@ def _are_usual(images: Sequence[Any]) -> bool:
     if not (
         PLAIN.issuperset(map(type, images))
         and set(map(_dtype_of, images)) in _KERNEL_DTYPES
-        and set(map(_layout_of, images)) == {torch.strided}
+        and set(map(_layout_of, images)) == _STRIDED
         and not any(map(_is_nested, images))
     ):
         return False
@@ -197,7 +198,8 @@ def _run_backend(
     constants: ChannelConstants,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     device, mask = images[0].device, None
-    packed = [each if is_packed(each) else each.contiguous() for each in images]
+    if not all(map(torch.Tensor.is_contiguous, images)):
+        images = [each if is_packed(each) else each.contiguous() for each in images]
     num, depth, *sides = plan.shape
     if options.channels_last:
         data = allocation.empty((num, *sides, depth), options.dtype, device)
@@ -207,7 +209,7 @@ def _run_backend(
     if options.padding.mask:
         mask = allocation.empty((num, *sides), torch.bool, device)
     backend.image_batch(
-        data, packed, mask, *constants, options.swap_channels, options.exact
+        data, images, mask, *constants, options.swap_channels, options.exact
     )
     return data, mask
 

@@ -11,7 +11,7 @@ from typing import Any, SupportsFloat
 import torch
 from torch import Tensor, nn
 
-from ..backend.plain import check_storage
+from ..backend.plain import PLAIN, check_storage
 from ..batch import stack
 from ..batch.padding import Padded, Padding, check_num_dims
 from ..core.devices import resolve_target
@@ -197,7 +197,9 @@ def _as_image_list(images: Any) -> list[Any]:
             "ImagePreprocessor: images must be a list of tensors (C, h, w), or one "
             f"tensor (n, C, h, w), but is {found}."
         )
-    if all(isinstance(image, Tensor) for image in images):
+    if PLAIN.issuperset(map(type, images)) or all(
+        isinstance(image, Tensor) for image in images
+    ):
         return list(images)
     stack.check_masks(images, lambda i: f"ImagePreprocessor: {_batch.image_name(i)}")
     tensors = stack.as_tensors(images)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
+from functools import partial
 from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
-from backends import both, last, using
+from backends import both, last, native, needs_native, using
+from python_steps import steps
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
@@ -203,3 +206,23 @@ def test_a_default_device_does_not_matter() -> None:
     far = pad_stack([x.to("meta") for x in RAGGED], side="left", mask=True)
     assert [each.device.type for each in far.fields()[::2]] == ["meta"] * 2
     assert far.data.shape == (2, 3)
+
+
+NORMALIZE: dict[str, Any] = {"mean": 1.5, "std": 2, "size_divisor": 4}
+
+
+@needs_native
+@pytest.mark.parametrize(
+    "call",
+    [
+        pytest.param(pad_stack, id="pad_stack"),
+        pytest.param(partial(pad_stack, mask=True, size_divisor=4), id="mask"),
+        pytest.param(ImagePreprocessor(**NORMALIZE), id="images"),
+        pytest.param(ImagePreprocessor(return_mask=True), id="images with mask"),
+    ],
+)
+def test_no_python_code_runs_for_each_sample(call: Callable[[Any], Any]) -> None:
+    ragged = [torch.zeros(3, 5 + i % 3, 7, dtype=torch.uint8) for i in range(60)]
+    with using(native):
+        call(ragged)  # caches
+        assert steps(lambda: call(ragged[:6])) == steps(lambda: call(ragged))
