@@ -11,6 +11,7 @@
 
 #include "bindings/arguments.h"
 #include "bindings/run.h"
+#include "ops/batch_copy.h"
 #include "ops/transfer.h"
 
 namespace pyparallel::bindings {
@@ -61,26 +62,43 @@ ops::RecordedEvent send(py::handle slab, py::handle leaves, py::handle plan,
   return result_unlocked([&] { return job.run(); });
 }
 
-py::object send_small(py::handle leaves, py::handle stream, bool waits_here,
-                      int64_t most_nbytes, int64_t most_leaf_nbytes) {
-  const Tensors tensors(leaves, "send_small", "leaves");
+using Storages = std::vector<c10::Storage>;
+
+py::object plan_copy(py::handle leaves, py::handle stream, int64_t leaf_nbytes,
+                     int64_t mean_nbytes) {
+  const Tensors tensors(leaves, "plan_copy", "leaves");
   for (size_t i = 0; i < tensors.refs.size(); ++i) {
-    const bool is_exact = THPVariable_CheckExact(item(tensors.items, i).ptr());
-    if (!is_exact || !ops::can_pack(*tensors.refs[i])) return py::none();
+    if (!THPVariable_CheckExact(item(tensors.items, i).ptr())) return py::none();
   }
-  auto copy = std::make_unique<ops::SmallCopy>(
-      tensors.refs, to_stream(stream, "send_small", "stream"));
-  const auto num_leaves = static_cast<int64_t>(copy->num_leaves());
-  const int64_t nbytes = copy->nbytes();
-  if (nbytes == 0 || nbytes >= most_nbytes || nbytes / num_leaves >= most_leaf_nbytes) {
-    return py::none();
-  }
-  unlocked([&] { copy->start(waits_here); });
-  copy->finish();
+  std::unique_ptr<ops::BatchCopy> copy =
+      ops::BatchCopy::plan(tensors.refs, to_stream(stream, "plan_copy", "stream"),
+                           {leaf_nbytes, mean_nbytes});
+  if (copy == nullptr) return py::none();
   return py::cast(std::move(copy));
 }
 
-py::list wait(const ops::SmallCopy& copy) {
+// Returns an object that keeps the memory alive.
+py::object sources(const ops::BatchCopy& copy) {
+  if (copy.sources().empty()) return py::none();
+  return py::capsule(new Storages(copy.sources()),
+                     [](void* held) { delete static_cast<Storages*>(held); });
+}
+
+void start(ops::BatchCopy* copy, bool waits_here, bool may_go_home) {
+  TORCH_CHECK(!copy->is_started(), "BatchCopy.start: must be called once, but was ",
+              "called twice.");
+  unlocked([&] { copy->start(waits_here, may_go_home); });
+  copy->finish();
+}
+
+py::object reading(const ops::BatchCopy& copy) {
+  const ops::RecordedEvent* const event = copy.reading();
+  return event == nullptr ? py::object(py::none()) : py::cast(*event);
+}
+
+py::list wait(const ops::BatchCopy& copy) {
+  TORCH_CHECK(copy.is_started(), "BatchCopy.wait: start must be called before, but ",
+              "was not.");
   return to_tensors(result_unlocked([&] { return copy.wait(); }));
 }
 
@@ -233,10 +251,15 @@ void define_transfer(py::module_* module) {
       .def("fence", [](const Runtime& self) {
         return result_unlocked([&] { return self.fence(); });
       });
-  py::class_<ops::SmallCopy>(*module, "SmallCopy").def("wait", &wait);
-  module->def("send_small", &send_small, py::arg("leaves"), py::arg("stream"),
-              py::arg("waits_here"), py::arg("most_nbytes"),
-              py::arg("most_leaf_nbytes"));
+  py::class_<ops::BatchCopy>(*module, "BatchCopy")
+      .def_property_readonly("sources", &sources)
+      .def_property_readonly("reading", &reading)
+      .def_property_readonly("num_in_place", &ops::BatchCopy::num_in_place)
+      .def_property_readonly("pageable_nbytes", &ops::BatchCopy::pageable_nbytes)
+      .def("start", &start, py::arg("waits_here"), py::arg("may_go_home"))
+      .def("wait", &wait);
+  module->def("plan_copy", &plan_copy, py::arg("leaves"), py::arg("stream"),
+              py::arg("leaf_nbytes"), py::arg("mean_nbytes"));
   py::class_<ops::ReturnJob>(*module, "ReturnJob")
       .def_property_readonly("plan", &ops::ReturnJob::plan)
       .def("run", &run_return, py::arg("host"), py::arg("stream"));

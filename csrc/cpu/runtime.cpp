@@ -1,7 +1,10 @@
 #include "cpu/runtime.h"
 
 #include <cstring>
+#include <iterator>
+#include <map>
 #include <memory>
+#include <mutex>
 #include <new>
 #include <vector>
 
@@ -22,8 +25,24 @@ class HostRuntime final : public transfer::Runtime {
   }
 
   int64_t memory_size(int64_t /*device*/) override { return 0; }
-  int pin(void*, int64_t) override { return 0; }
-  void unpin(void*) override {}
+  int pin(void* data, int64_t nbytes) override {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    pinned_[data] = nbytes;
+    return 0;
+  }
+  void unpin(void* data) override {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    pinned_.erase(data);
+  }
+  bool is_pinned(const void* data, int64_t) override {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    const auto after = pinned_.upper_bound(data);
+    if (after == pinned_.begin()) return false;
+    const auto& [begin, nbytes] = *std::prev(after);
+    return static_cast<const uint8_t*>(data) - static_cast<const uint8_t*>(begin) <
+           nbytes;
+  }
+
   bool observe_copies(transfer::CopyObserver*) override {
     return true;
   }  // all are done
@@ -53,6 +72,10 @@ class HostRuntime final : public transfer::Runtime {
   bool is_capturing(const transfer::Stream&) override { return false; }
   bool is_idle(const transfer::Stream&) override { return true; }
   std::vector<transfer::Stream> current_streams() override { return {}; }
+
+ private:
+  std::mutex mutex_;
+  std::map<const void*, int64_t> pinned_;  // addresses and bytes
 };
 
 }  // namespace

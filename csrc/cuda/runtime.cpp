@@ -191,6 +191,16 @@ class CudaRuntime final : public transfer::Runtime {
     C10_CUDA_CHECK(cudaHostUnregister(data));
   }
 
+  bool is_pinned(const void* data, int64_t device) override {
+    const CallGuard guard(device);
+    cudaPointerAttributes attributes{};
+    const cudaError_t error = cudaPointerGetAttributes(&attributes, data);
+    // Older drivers refuse memory that they do not know.
+    if (is_expected(error, cudaErrorInvalidValue)) return false;
+    C10_CUDA_CHECK(error);
+    return attributes.type == cudaMemoryTypeHost;
+  }
+
   bool observe_copies(transfer::CopyObserver* observer) override {
     static const bool is_observed = cuda::observe_copies(observer);
     return is_observed;

@@ -95,32 +95,40 @@ bool can_pack(const at::Tensor& tensor) {
          !tensor._fw_grad(/*level=*/0).defined();
 }
 
-LeafBytes::LeafBytes(const char* op, TensorRefs leaves, const SlabPlan& plan,
-                     const Snapshot* dst, c10::Device device)
-    : backend_(find_backend(device.type())) {
-  TORCH_CHECK_VALUE(leaves.size() == plan.leaves().size(), op, ": leaves must have ",
+LeafBytes::LeafBytes(const char* op, size_t num, c10::Device device)
+    : op_(op), device_(device), backend_(find_backend(device.type())) {
+  storages_.reserve(num);
+  slots_.reserve(num);
+}
+
+void LeafBytes::add(TensorRefs leaves, const SlabPlan& plan, const Snapshot& dst) {
+  TORCH_CHECK_VALUE(leaves.size() == plan.leaves().size(), op_, ": leaves must have ",
                     plan.leaves().size(), " entries, as planned, but has ",
                     leaves.size(), ".");
-  storages_.reserve(leaves.size());
-  slots_.reserve(leaves.size());
   for (size_t i = 0; i < leaves.size(); ++i) {
-    const at::Tensor& leaf = *leaves[i];
     const PlannedLeaf& planned = plan.leaves()[i];
-    const Where where{op, "leaves", static_cast<int64_t>(i)};
-    if (dst != nullptr) check_planned(leaf, planned, device, where);
-    Slot& slot = slots_.emplace_back(Slot{nullptr, planned.offset, planned.nbytes});
-    if (leaf.is_contiguous() && holds(leaf, planned.nbytes)) {
-      if (planned.nbytes == 0) continue;
-      slot.src = static_cast<const uint8_t*>(leaf.const_data_ptr());
-      storages_.push_back(leaf.storage());
-      if (dst != nullptr) check_apart(slot.src, slot.nbytes, *dst, where);
-      continue;
-    }
-    Snapshot& snapshot = strided_.emplace_back();
-    places_.push_back(i);
-    take_snapshot(leaf, where, &snapshot);
-    check_storage(snapshot, where);
+    const Where where{op_, "leaves", static_cast<int64_t>(i)};
+    check_planned(*leaves[i], planned, device_, where);
+    const uint8_t* const src = add(*leaves[i], planned);
+    if (src != nullptr) check_apart(src, planned.nbytes, dst, where);
   }
+}
+
+const uint8_t* LeafBytes::add(const at::Tensor& leaf, const PlannedLeaf& planned) {
+  const size_t index = slots_.size();
+  Slot& slot = slots_.emplace_back(Slot{nullptr, planned.offset, planned.nbytes});
+  if (leaf.is_contiguous() && holds(leaf, planned.nbytes)) {
+    if (planned.nbytes == 0) return nullptr;
+    slot.src = static_cast<const uint8_t*>(leaf.const_data_ptr());
+    storages_.push_back(leaf.storage());
+    return slot.src;
+  }
+  const Where where{op_, "leaves", static_cast<int64_t>(index)};
+  Snapshot& snapshot = strided_.emplace_back();
+  places_.push_back(index);
+  take_snapshot(leaf, where, &snapshot);
+  check_storage(snapshot, where);
+  return nullptr;
 }
 
 const std::vector<Slot>& LeafBytes::read() {
@@ -136,7 +144,7 @@ PackJob::PackJob(const at::Tensor& dst, TensorRefs leaves, const SlabPlan& plan)
                               " must be on a device that this build knows, but is on ",
                               dst_.device.str(), ". Use the pure Python backend.");
   check_words(dst_);
-  leaves_.emplace("pack", leaves, plan, &dst_, dst_.device);
+  leaves_.emplace("pack", leaves.size(), dst_.device).add(leaves, plan, dst_);
 }
 
 void PackJob::run() {
@@ -178,11 +186,32 @@ std::vector<at::Tensor> make_views(const at::Tensor& slab, const SlabPlan& plan)
   return views;
 }
 
+std::vector<at::Tensor> make_views(const std::vector<at::Tensor>& blocks,
+                                   const std::vector<size_t>& direct,
+                                   const std::vector<PlannedLeaf>& leaves) {
+  std::vector<at::Tensor> views;
+  views.reserve(leaves.size());
+  size_t num_direct = 0;
+  for (size_t i = 0; i < leaves.size(); ++i) {
+    const bool is_direct = num_direct < direct.size() && direct[num_direct] == i;
+    const at::Tensor& block = blocks[is_direct ? ++num_direct : 0];
+    const auto itemsize = static_cast<int64_t>(c10::elementSize(leaves[i].dtype));
+    views.push_back(new_tensor(c10::Storage(block.storage()), block.key_set(),
+                               leaves[i].dtype, leaves[i].offset / itemsize,
+                               leaves[i].shape));
+  }
+  return views;
+}
+
+c10::Storage memory_storage(const at::Tensor& tensor) {
+  const c10::Storage& storage = tensor.storage();
+  const auto* slot = dynamic_cast<SlotStorage*>(storage.unsafeGetStorageImpl());
+  return slot != nullptr && slot->is_in_slab() ? slot->slab() : storage;
+}
+
 at::Tensor memory_of(const at::Tensor& tensor) {
   check_plain(tensor, kTensor);
-  c10::Storage storage = tensor.storage();
-  const auto* slot = dynamic_cast<SlotStorage*>(storage.unsafeGetStorageImpl());
-  if (slot != nullptr && slot->is_in_slab()) storage = slot->slab();
+  c10::Storage storage = memory_storage(tensor);
   const auto nbytes = static_cast<int64_t>(storage.nbytes());
   return new_tensor(std::move(storage), tensor.key_set(), c10::kByte, 0, nbytes);
 }

@@ -19,16 +19,24 @@ bool can_pack(const at::Tensor& tensor);
 // The bytes of leaves, in contiguous order, for the slots of a plan.
 class LeafBytes {
  public:
-  // `op` is the operator in messages. No leaf may overlap `dst`. All leaves must be on
-  // `device`. If `dst` is null, it will be fresh memory, and the plan is of these
-  // leaves.
-  LeafBytes(const char* op, TensorRefs leaves, const SlabPlan& plan,
-            const Snapshot* dst, c10::Device device);
+  // `op` is the operator in messages. `num` leaves of `device` will be added.
+  LeafBytes(const char* op, size_t num, c10::Device device);
 
-  // Returns the slots, valid while this lives. Copies strided leaves. Needs no GIL.
+  // Adds all leaves of a plan, on `device`. No leaf may overlap `dst`.
+  void add(TensorRefs leaves, const SlabPlan& plan, const Snapshot& dst);
+  // Adds a leaf that was planned from this tensor, for fresh memory. Returns its bytes,
+  // or null if it has none or needs a contiguous copy.
+  const uint8_t* add(const at::Tensor& leaf, const PlannedLeaf& planned);
+
+  bool has_strided() const { return !strided_.empty(); }
+  // Valid while this lives. Strided leaves have no bytes before read().
+  const std::vector<Slot>& slots() const { return slots_; }
+  // Returns the slots. Copies strided leaves. Needs no GIL.
   const std::vector<Slot>& read();
 
  private:
+  const char* op_;
+  c10::Device device_;
   const Backend* backend_;
   std::vector<c10::Storage> storages_;  // of contiguous leaves: see Note: [read once]
   std::vector<Snapshot> strided_;       // leaves that need a contiguous copy
@@ -67,8 +75,17 @@ Snapshot take_slab(const at::Tensor& slab, const Where& where, const SlabPlan& p
 // deleter of its storage, and ignore all other storages.
 std::vector<at::Tensor> make_views(const at::Tensor& slab, const SlabPlan& plan);
 
+// Returns the same for leaves in several blocks: those at the ascending indices of
+// `direct` have a block of their own each, after the slab of the others. The blocks are
+// fresh memory of a device, and have these places.
+std::vector<at::Tensor> make_views(const std::vector<at::Tensor>& blocks,
+                                   const std::vector<size_t>& direct,
+                                   const std::vector<PlannedLeaf>& leaves);
+
 // Returns all bytes of the slab of a plain tensor, or of its storage if it has no slab,
 // as a torch.uint8 tensor of one dimension.
 at::Tensor memory_of(const at::Tensor& tensor);
+// Returns the storage of memory_of. The tensor must be plain.
+c10::Storage memory_storage(const at::Tensor& tensor);
 
 }  // namespace pyparallel::ops

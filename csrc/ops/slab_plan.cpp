@@ -9,6 +9,8 @@
 namespace pyparallel::ops {
 namespace {
 
+constexpr char kPlanSlab[] = "plan_slab";
+
 // Checks a leaf of a plan from outside. Sets its nbytes and `end`.
 void check_leaf(PlannedLeaf* leaf, int64_t index, int64_t* end) {
   const auto where = [&](const char* argument) {
@@ -45,17 +47,8 @@ bool PlannedLeaf::operator==(const PlannedLeaf& other) const {
 SlabPlan::SlabPlan(TensorRefs leaves) {
   leaves_.reserve(leaves.size());
   for (size_t i = 0; i < leaves.size(); ++i) {
-    const at::Tensor& tensor = *leaves[i];
-    check_plain(tensor, {"plan_slab", "leaves", static_cast<int64_t>(i)});
-    const c10::IntArrayRef sizes = tensor.sizes();
-    PlannedLeaf& leaf = leaves_.emplace_back(
-        PlannedLeaf{nbytes_, 0, tensor.scalar_type(), c10::DimVector(sizes)});
-    const auto itemsize = static_cast<int64_t>(c10::elementSize(leaf.dtype));
-    const bool fits = checked_nbytes(sizes.data(), static_cast<int64_t>(sizes.size()),
-                                     itemsize, &leaf.nbytes) &&
-                      next_slot(nbytes_, leaf.nbytes, &nbytes_);
-    TORCH_CHECK_VALUE(fits, "plan_slab: leaves must have fewer than 2**63 bytes ",
-                      "together, but leaves[", i, "] goes beyond.");
+    check_plain(*leaves[i], {kPlanSlab, "leaves", static_cast<int64_t>(i)});
+    leaves_.push_back(plan_leaf(*leaves[i], kPlanSlab, i, &nbytes_));
   }
 }
 
@@ -72,6 +65,19 @@ SlabPlan::SlabPlan(std::vector<PlannedLeaf> leaves, int64_t nbytes)
 
 bool SlabPlan::operator==(const SlabPlan& other) const {
   return nbytes_ == other.nbytes_ && leaves_ == other.leaves_;
+}
+
+PlannedLeaf plan_leaf(const at::Tensor& leaf, const char* op, size_t index,
+                      int64_t* nbytes) {
+  const c10::IntArrayRef sizes = leaf.sizes();
+  PlannedLeaf planned{*nbytes, 0, leaf.scalar_type(), c10::DimVector(sizes)};
+  const auto itemsize = static_cast<int64_t>(c10::elementSize(planned.dtype));
+  const bool fits = checked_nbytes(sizes.data(), static_cast<int64_t>(sizes.size()),
+                                   itemsize, &planned.nbytes) &&
+                    next_slot(*nbytes, planned.nbytes, nbytes);
+  TORCH_CHECK_VALUE(fits, op, ": leaves must have fewer than 2**63 bytes together, ",
+                    "but leaves[", index, "] goes beyond.");
+  return planned;
 }
 
 size_t SlabPlan::hash() const {

@@ -40,4 +40,9 @@ class SlabPlan {
   int64_t nbytes_ = 0;
 };
 
+// Returns the place of `leaves[index]` behind the first *nbytes of a slab, and adds its
+// slot to *nbytes. The leaf must be plain. `op` is the operator in messages.
+PlannedLeaf plan_leaf(const at::Tensor& leaf, const char* op, size_t index,
+                      int64_t* nbytes);
+
 }  // namespace pyparallel::ops

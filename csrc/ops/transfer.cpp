@@ -162,11 +162,6 @@ bool may_lend(c10::DeviceType type) {
   return backend->reclaims != nullptr && backend->reclaims();
 }
 
-// Returns the current stream of this thread on a device. Calls no device.
-c10::Stream current_stream(c10::Device device) {
-  return c10::impl::getDeviceGuardImpl(device.type())->getStream(device);
-}
-
 void check_device(const Snapshot& snapshot, const Where& where,
                   const c10::Stream& stream) {
   const c10::Device device = snapshot.device;
@@ -185,6 +180,10 @@ void take_contiguous(const at::Tensor& tensor, const Where& where, Snapshot* sna
 }
 
 }  // namespace
+
+c10::Stream current_stream(c10::Device device) {
+  return c10::impl::getDeviceGuardImpl(device.type())->getStream(device);
+}
 
 bool RecordedEvent::is_done() const {
   return sent_.event != nullptr && engine_->is_done(*sent_.event);
@@ -294,6 +293,13 @@ void Runtime::check_not_capturing(const c10::Stream& stream, const char* name) c
   engine()->check_not_capturing(to_stream(stream), name);
 }
 
+void Runtime::check_usable() const { engine()->events().check_usable(); }
+
+RecordedEvent Runtime::send(transfer::Job job, const c10::Stream& stream) const {
+  job.stream = to_stream(stream);
+  return {engine(), type_, engine()->send(job)};
+}
+
 std::unique_ptr<transfer::Fence> Runtime::fence() const { return engine()->fence(); }
 
 Engine* Runtime::engine() const { return engine_for(type_, runtime_); }
@@ -309,18 +315,10 @@ SendJob::SendJob(c10::Stream stream, int64_t chunk)
 }
 
 void SendJob::pack(const at::Tensor& slab, TensorRefs leaves, const SlabPlan& plan) {
-  take_slab(slab, plan);
-  leaves_.emplace("send", leaves, plan, &slab_, c10::kCPU);
-}
-
-void SendJob::take_leaves(TensorRefs leaves, const SlabPlan& plan) {
-  leaves_.emplace("send", leaves, plan, nullptr, c10::kCPU);
-}
-
-void SendJob::take_slab(const at::Tensor& slab, const SlabPlan& plan) {
   const Where where{"send", "slab"};
-  slab_ = ops::take_slab(slab, where, plan);
+  slab_ = take_slab(slab, where, plan);
   check_device(slab_, where, stream_);
+  leaves_.emplace("send", leaves.size(), c10::kCPU).add(leaves, plan, slab_);
 }
 
 void SendJob::read_in_place(TensorRefs targets, TensorRefs sources) {
@@ -365,41 +363,14 @@ RecordedEvent SendJob::run() {
   return {engine_, stream_.device_type(), engine_->send(job)};
 }
 
-SmallCopy::SmallCopy(TensorRefs leaves, c10::Stream stream)
-    : stream_(stream), runtime_(stream.device_type()), plan_(leaves) {
-  job_.emplace(stream, transfer::kLargestBlock).take_leaves(leaves, plan_);
-}
-
-void SmallCopy::start(bool waits_here) {
-  const std::unique_ptr<transfer::CallScope> scope = runtime_.scope(stream_);
-  if (waits_here)
-    runtime_.check_not_capturing(current_stream(stream_.device()), "home");
-  runtime_.check_not_capturing(stream_, "copy");
-  slab_ = runtime_.allocate({plan_.nbytes()}, stream_)[0];
-  job_->take_slab(slab_, plan_);
-  event_.emplace(job_->run());
-}
-
-void SmallCopy::finish() {
-  job_.reset();
-  event_->check();
-}
-
-std::vector<at::Tensor> SmallCopy::wait() const {
-  const std::unique_ptr<transfer::CallScope> scope = runtime_.scope(stream_);
-  const c10::Stream stream = current_stream(stream_.device());
-  event_->wait(stream);
-  const at::Tensor* const slab = &slab_;
-  if (stream != stream_) runtime_.keep(slab, stream);
-  return make_views(slab_, plan_);
-}
-
 ReturnJob::ReturnJob(TensorRefs leaves)
     : home_(current_stream(leaves.front()->device())),
       runtime_(home_.device_type()),
       engine_(runtime_.engine()),
       plan_(leaves) {
-  leaves_.emplace("pack", leaves, plan_, nullptr, home_.device());
+  leaves_.emplace("pack", leaves.size(), home_.device());
+  for (size_t i = 0; i < leaves.size(); ++i)
+    leaves_->add(*leaves[i], plan_.leaves()[i]);
 }
 
 void ReturnJob::take_host(const at::Tensor& host) {

@@ -18,6 +18,9 @@
 
 namespace pyparallel::ops {
 
+// Returns the current stream of this thread on a device. Calls no device.
+c10::Stream current_stream(c10::Device device);
+
 // The Python class of an event behind queued copies; see _C.pyi.
 class RecordedEvent {
  public:
@@ -60,7 +63,15 @@ class Runtime {
   std::unique_ptr<transfer::CallScope> scope(const c10::Stream& stream) const {
     return runtime_->scope(stream.device_index());
   }
+  // Throws in a process that was forked after the first call.
+  void check_usable() const;
+  // Returns true if copies on `stream` can read this memory of the host in place.
+  bool is_pinned(const void* data, const c10::Stream& stream) const {
+    return runtime_->is_pinned(data, stream.device_index());
+  }
   RecordedEvent record(const c10::Stream& stream) const;
+  // Queues the copies of a job on `stream`; see Engine::send.
+  RecordedEvent send(transfer::Job job, const c10::Stream& stream) const;
   std::unique_ptr<transfer::Fence> fence() const;
   transfer::Engine* engine() const;
 
@@ -76,9 +87,6 @@ class SendJob {
   SendJob(c10::Stream stream, int64_t chunk);
 
   void pack(const at::Tensor& slab, TensorRefs leaves, const SlabPlan& plan);
-  // The two parts of pack() for a slab of fresh memory. The second needs no GIL.
-  void take_leaves(TensorRefs leaves, const SlabPlan& plan);
-  void take_slab(const at::Tensor& slab, const SlabPlan& plan);
   void read_in_place(TensorRefs targets, TensorRefs sources);
 
   RecordedEvent run();
@@ -91,31 +99,6 @@ class SendJob {
   std::optional<LeafBytes> leaves_;
   std::vector<Snapshot> snapshots_;  // of direct_: see Note: [read once]
   std::vector<transfer::Copy> direct_;
-};
-
-// The Python class of the copy of a batch of small leaves; see send_small in _C.pyi.
-class SmallCopy {
- public:
-  // Needs the GIL. All leaves can_pack.
-  SmallCopy(TensorRefs leaves, c10::Stream stream);
-
-  int64_t nbytes() const { return plan_.nbytes(); }
-  size_t num_leaves() const { return plan_.leaves().size(); }
-  // Queues the copy, once and without the GIL. With `waits_here` the current stream
-  // will wait at once. Call finish() with the GIL afterwards.
-  void start(bool waits_here);
-  // Drops the leaves. Throws the error that stopped the copy half way, if one did.
-  void finish();
-  // Returns the tensors, for which the current stream waits. Needs no GIL.
-  std::vector<at::Tensor> wait() const;
-
- private:
-  c10::Stream stream_;
-  Runtime runtime_;
-  SlabPlan plan_;
-  std::optional<SendJob> job_;  // until finish()
-  at::Tensor slab_;
-  std::optional<RecordedEvent> event_;
 };
 
 // The Python class of a copy of leaves to the host; see prepare_return in _C.pyi.

@@ -79,6 +79,9 @@ class Runtime {
   // the system refuses.
   virtual int pin(void* data, int64_t nbytes) = 0;
   virtual void unpin(void* data) = 0;
+  // Returns true if the byte at `data` is in memory of the host that copies can read in
+  // place to `device`. Other code may have pinned it.
+  virtual bool is_pinned(const void* data, int64_t device) = 0;
 
   // Shows the observer all later copies of other code that no other owner of the memory
   // tracks. It must live as long as the process. Returns false if that is impossible.

@@ -18,11 +18,11 @@ from torch import Tensor
 
 # What `pyparallel.backend` exports: it calls the functions of the end by itself.
 __all__ = [
+    "BatchCopy",
     "RecordedEvent",
     "ReturnJob",
     "Runtime",
     "SlabPlan",
-    "SmallCopy",
     "are_compact",
     "are_on_one_device",
     "bound_cache",
@@ -42,6 +42,7 @@ __all__ = [
     "pad_copy",
     "pad_small_batch",
     "pinned_info",
+    "plan_copy",
     "plan_slab",
     "prepare_return",
     "replace_tensors",
@@ -52,7 +53,6 @@ __all__ = [
     "ring_reclaim",
     "select_tensors",
     "send",
-    "send_small",
     "stack_equal",
     "views",
 ]
@@ -625,41 +625,71 @@ def send(
     Stream: the copies wait for no other stream.
     """
 
-class SmallCopy:
-    """A copy that `send_small` has started. Native only."""
+class BatchCopy:
+    """The copy of one batch to one device, by `plan_copy`. Native only."""
+
+    @property
+    def sources(self) -> object:
+        """An object that keeps the memory that `start` may read in place, or None.
+
+        Hold it from before `start` until `reading` is done. Available before `start`.
+        """
+
+    @property
+    def reading(self) -> RecordedEvent | None:
+        """The event behind copies that read `sources`; None if no copy does."""
+
+    @property
+    def num_in_place(self) -> int:
+        """The number of copies that read `sources`."""
+
+    @property
+    def pageable_nbytes(self) -> int:
+        """The bytes that `start` packed only because they are not pinned."""
+
+    def start(self, waits_here: bool, may_go_home: bool) -> None:
+        """Allocate memory of the device and queue the copy. Call this once.
+
+        The result is that of `plan_slab`, `Runtime.allocate`, `send` and `views`.
+
+        Args:
+            waits_here: whether the current stream will wait for the copy at once. Then
+                it must not be under graph capture.
+            may_go_home: with ``waits_here``, whether the copy may be on the current
+                stream. It is if that stream is idle and a few copies in place are all.
+
+        Raises:
+            RuntimeError: as `send`, also for an error after the first copy.
+        """
 
     def wait(self) -> list[Tensor]:
         """Return the tensors; the current stream of the device waits, the host not.
 
-        They are `views` of one slab, whose memory is kept as by `Runtime.keep`.
+        Those that were packed, or that are in one span, are `views` of one slab. The
+        memory is kept as by `Runtime.keep`.
         """
 
-def send_small(
-    leaves: Sequence[Tensor],
-    stream: Any,
-    waits_here: bool,
-    most_nbytes: int,
-    most_leaf_nbytes: int,
-) -> SmallCopy | None:
-    """Plan, allocate and send small leaves to the device of ``stream`` by one call.
+def plan_copy(
+    leaves: Sequence[Tensor], stream: Any, leaf_nbytes: int, mean_nbytes: int
+) -> BatchCopy | None:
+    """Plan the copy of leaves to the device of ``stream``; call no device.
 
-    The result is that of `plan_slab`, `Runtime.allocate`, `send` and `views`.
+    Two kinds of pinned memory are read in place: a span of all leaves, if they have
+    ``mean_nbytes`` on average, and contiguous leaves of ``leaf_nbytes``. In a span, the
+    leaves are contiguous in one storage or slab, share no bytes, and start at multiples
+    of 64 bytes from the first one. At most a fifth of it may belong to no leaf.
 
     Args:
         leaves: as for `send`.
         stream: of the copy, as for `send`.
-        waits_here: whether the current stream will wait for the copy at once. Then it
-            must not be under graph capture.
-        most_nbytes: see below.
-        most_leaf_nbytes: see below.
+        leaf_nbytes: see above.
+        mean_nbytes: see above.
 
     Returns:
-        None, with nothing queued, if `find_unpackable` finds a leaf, if the slab would
-        have no bytes or at least ``most_nbytes``, or if each leaf has at least
-        ``most_leaf_nbytes`` of it on average.
+        None if `find_unpackable` finds a leaf.
 
     Raises:
-        RuntimeError: as `send`, also for an error after the first copy.
+        ValueError: the memory of a leaf was freed.
         NotImplementedError: as `send`.
     """
 

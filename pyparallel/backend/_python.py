@@ -33,11 +33,11 @@ from .plain import PLAIN, can_pack, is_plain, missing_bytes
 
 #: The operators of every backend; ``_C.pyi`` specifies them.
 __all__ = [
+    "BatchCopy",
     "RecordedEvent",
     "ReturnJob",
     "Runtime",
     "SlabPlan",
-    "SmallCopy",
     "are_compact",
     "are_on_one_device",
     "bound_cache",
@@ -57,6 +57,7 @@ __all__ = [
     "pad_copy",
     "pad_small_batch",
     "pinned_info",
+    "plan_copy",
     "plan_slab",
     "prepare_return",
     "replace_tensors",
@@ -67,7 +68,6 @@ __all__ = [
     "ring_reclaim",
     "select_tensors",
     "send",
-    "send_small",
     "stack_equal",
     "views",
 ]
@@ -521,8 +521,11 @@ def send(*args: Any, **kwargs: Any) -> None:
     )
 
 
-def send_small(*args: Any, **kwargs: Any) -> None:
-    """See ``_C.pyi``; always None, so `DeviceCopy` sends the leaves."""
+def plan_copy(*args: Any, **kwargs: Any) -> None:
+    """See ``_C.pyi``; native only."""
+    raise NotImplementedError(
+        "plan_copy must be native, but pure Python runs. Use `DeviceCopy`."
+    )
 
 
 def prepare_return(*args: Any, **kwargs: Any) -> None:
@@ -533,7 +536,7 @@ class RecordedEvent:
     """See ``_C.pyi``; native only."""
 
 
-class SmallCopy:
+class BatchCopy:
     """See ``_C.pyi``; native only."""
 
 

@@ -76,7 +76,7 @@ def resolve_target(
         if index > _MAX_INDEX:
             raise _no_such_device(f"cuda:{index}", "cuda", f"{who}: {noun}")
     try:
-        device = torch.device(target if named else f"cuda:{index}")
+        device = torch.device(target) if named else torch.device("cuda", index)
     except RuntimeError as error:
         raise BatchValueError(
             f"{who}: a {noun} must be -1 or name a device, but is {target!r}."
@@ -109,10 +109,12 @@ def _with_index(device: torch.device, where: str) -> torch.device:
         index = torch.get_device_module(device).current_device()
     if count == 0 or not 0 <= index < count:
         raise _no_such_device(device, device.type, where)
-    return torch.device(device.type, index)
+    return device if device.index is not None else torch.device(device.type, index)
 
 
 def _num_devices(device_type: str) -> int:
+    if device_type == "cuda" and torch.cuda.is_initialized():
+        return torch.cuda.device_count()  # which torch then keeps
     try:
         module = torch.get_device_module(device_type)
     except RuntimeError:  # a type without devices, such as "meta"

@@ -80,6 +80,10 @@ class KeepAlive:
         if self._in_background:
             self._start_thread()
 
+    def drop(self, ticket: int) -> None:
+        """Drop the sources of ``ticket``, which no copy reads."""
+        del self._sources[ticket]
+
     def leak(self, ticket: int) -> None:
         """Keep the sources of ``ticket`` for ever; no exit waits for them."""
         _leak(self._sources[ticket])
@@ -87,6 +91,8 @@ class KeepAlive:
 
     def release_done(self) -> int:
         """Drop the sources of finished copies; return how many tickets remain."""
+        if not self._checks:
+            return len(self._sources)
         # Before Python 3.12 a destructor may run in `list(items)`, but not in `copy`.
         for ticket, is_done in self._checks.copy().items():
             if is_done():

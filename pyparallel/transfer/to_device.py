@@ -33,7 +33,10 @@ _pageable = _PageableCount()
 
 
 class DeviceCopy:
-    """One copy of plain CPU tensors to a device.
+    """One copy of plain CPU tensors to a device, step by step.
+
+    The compiled `backend.BatchCopy` makes the same copy of a batch by two calls. This
+    class is for debug mode, and for devices and interfaces without a compiled engine.
 
     Note: [slab lifetime]. Device memory is allocated on the stream of the copy, which
     is also the stream that it is freed to. So the copy waits for no other stream: only
@@ -148,7 +151,7 @@ def send(
     api: DeviceApi = torch_device,
     stream: Any = None,
     waits_here: bool = True,
-) -> DeviceCopy:
+) -> DeviceCopy | backend.BatchCopy:
     """Start one packed copy of dense CPU tensors to ``device``.
 
     Leaves that fill one pinned span (`layout`) are copied from there without packing,
@@ -162,6 +165,9 @@ def send(
     Stream: the copy is queued on ``stream``, by default the one copy stream of the
     device, and does not wait for the current stream. The rest: see `DeviceCopy`.
     """
+    compiled = _send_compiled(leaves, device, api, stream, waits_here)
+    if compiled is not None:
+        return compiled
     with span("pyparallel.send"), api.relaxed(device):
         return DeviceCopy(leaves, device, api, stream, waits_here)
 
@@ -189,7 +195,7 @@ def start_copy(
         return lambda: list(map(contiguous, tensors))
     if target.type == "cpu":
         return lambda: [contiguous(tensor).to(target) for tensor in tensors]
-    if not has_streams(target):
+    if target.type != "cuda" and not has_streams(target):
         return lambda: [tensor.to(target) for tensor in tensors]
     on_target = stream is not None and stream.device == target
     return MixedCopy(tensors, target, stream=stream if on_target else None).wait
@@ -204,8 +210,7 @@ class MixedCopy:
     """A copy of tensors of any type and layout to a device with streams.
 
     Plain CPU tensors without gradients are packed, and their copy starts at once. The
-    others are copied by torch's own operators in `wait`. A batch of small tensors is
-    sent by one compiled call, which makes the copy of `DeviceCopy`.
+    others are copied by torch's own operators in `wait`.
 
     Stream: that of `send`; the others are copied on the stream that is current in
     `wait`.
@@ -221,9 +226,8 @@ class MixedCopy:
     ) -> None:
         self._device, self._api = device, api
         self._others: dict[int, torch.Tensor] = {}
-        self._packed: DeviceCopy | backend.SmallCopy | None = None
-        if api is torch_device:
-            self._packed = _send_small(tensors, device, stream, waits_here)
+        self._packed: DeviceCopy | backend.BatchCopy | None
+        self._packed = _send_compiled(tensors, device, api, stream, waits_here)
         if self._packed is not None:
             return
         # Packed tensors are not kept: their memory is free for the next batch.
@@ -237,7 +241,6 @@ class MixedCopy:
     def wait(self) -> list[torch.Tensor]:
         """Return the tensors on the device; the host does not wait for the copy."""
         tensors = self._packed.wait() if self._packed else []
-        keep_alive.release_done()
         if not self._others:
             return tensors
         with self._api.relaxed(self._device):
@@ -256,20 +259,47 @@ class MixedCopy:
         return strided and (is_wrapped(tensor) or self._api.is_pinned(tensor))
 
 
-def _send_small(
-    leaves: Sequence[torch.Tensor], device: torch.device, stream: Any, waits_here: bool
-) -> backend.SmallCopy | None:
-    """Send leaves that are all packed, whatever memory is pinned, or return None."""
-    if debug.enabled or not torch_device.has_engine(device):
+def _send_compiled(
+    leaves: Sequence[torch.Tensor],
+    device: torch.device,
+    api: DeviceApi,
+    stream: Any,
+    waits_here: bool,
+) -> backend.BatchCopy | None:
+    """Send leaves by the compiled engine; return None if they need another way."""
+    if api is not torch_device or debug.enabled or not api.has_engine(device):
         return None
-    if stream is None:
-        stream = torch_device.copy_stream(device)
+    if not leaves:
+        return None
+    own = torch_device.copy_stream(device) if stream is None else stream
     with span("pyparallel.send"):
-        sent = backend.send_small(
-            leaves, stream, waits_here, DIRECT_NBYTES, SPAN_NBYTES
-        )
+        copy = backend.plan_copy(leaves, own, DIRECT_NBYTES, SPAN_NBYTES)
+        if copy is None:
+            return None
+        sources = copy.sources
+        if sources is None:
+            copy.start(waits_here, stream is None)
+        else:
+            _start_in_place(copy, sources, waits_here, stream is None)
+    if copy.pageable_nbytes:
+        warn_about_pageable_memory(copy.pageable_nbytes, device)
     keep_alive.release_done()
-    return sent
+    return copy
+
+
+def _start_in_place(
+    copy: backend.BatchCopy, sources: object, waits_here: bool, may_go_home: bool
+) -> None:
+    """Start a copy that may read ``sources``: see Note [in-place sources]."""
+    ticket = keep_alive.hold(sources)
+    try:
+        copy.start(waits_here, may_go_home)
+    finally:
+        reading = copy.reading
+        if reading is None:
+            keep_alive.drop(ticket)
+        else:
+            keep_alive.release_when(ticket, reading.is_done)
 
 
 def contiguous(tensor: torch.Tensor) -> torch.Tensor:

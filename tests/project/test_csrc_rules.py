@@ -127,7 +127,7 @@ def test_each_call_of_cuda_is_guarded():
         text,
         flags=re.S,
     )
-    assert len(calls) == text.count(" override {") == 20
+    assert len(calls) == text.count(" override {") == 21
     for name, args, _, body in calls:
         if name == "exchange_capture_mode":  # the guard would undo it
             assert body.index("CUDAGuard guard(") < body.index("cudaThreadExchange")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import random
@@ -38,7 +39,7 @@ DTYPES += [torch.float32, torch.int32, torch.int64, torch.float64, torch.complex
 @pytest.fixture(autouse=True)
 def by_the_engine(monkeypatch):
     """Let copies of either backend use the native operators; leave nothing behind."""
-    names = ("send", "plan_slab", "SlabPlan", "views")
+    names = ("send", "plan_slab", "SlabPlan", "views", "plan_copy")
     for name in names:
         monkeypatch.setattr(backend, name, getattr(native, name))
     yield
@@ -52,17 +53,45 @@ def some_leaves(rng: random.Random, num: int, largest: int = 40) -> list[torch.T
     ]
 
 
-def send_small(leaves, stream=COPIES, nbytes=layout.DIRECT_NBYTES, leaf_nbytes=8192):
-    return native.send_small(leaves, stream, True, nbytes, leaf_nbytes)
+def send_batch(leaves, stream=COPIES, leaf_nbytes=1 << 20, mean_nbytes=8192):
+    copy = native.plan_copy(leaves, stream, leaf_nbytes, mean_nbytes)
+    copy.start(True, True)
+    return copy
+
+
+@contextlib.contextmanager
+def pinned(*tensors):
+    """Let the host's engine read the storages of these tensors in place."""
+    runtime = native.Runtime("cpu")
+    storages = [each.untyped_storage() for each in tensors]
+    places = [(storage.data_ptr(), storage.nbytes()) for storage in storages]
+    del storages, tensors
+    for place in places:
+        runtime.pin(*place)
+    yield
+    for first, _ in places:
+        runtime.unpin(first)
+
+
+def test_memory_is_pinned_from_its_first_byte_to_its_last():
+    memory = torch.arange(192, dtype=torch.uint8)
+    with pinned(memory[64:128].clone()):
+        assert send_batch([memory], mean_nbytes=1).num_in_place == 0
+    runtime, first = native.Runtime("cpu"), memory.data_ptr() + 64
+    runtime.pin(first, 64)
+    parts = [memory[:64], memory[64:], memory[127:], memory[128:]]
+    found = [send_batch([part], mean_nbytes=1).num_in_place for part in parts]
+    runtime.unpin(first)
+    assert found == [0, 1, 1, 0]
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_one_call_makes_the_copy_of_all_steps(seed):
+def test_two_calls_make_the_copy_of_all_steps(seed):
     rng = random.Random(seed)
     leaves = [torch.ones(3), *some_leaves(rng, rng.choice([0, 1, 40, 300]))]
     leaves += [leaf.T for leaf in rng.choices(leaves, k=3) if leaf.dim() == 2]
     expected = list(map(bytes_of, leaves))
-    sent = send_small(leaves)
+    sent = send_batch(leaves)
     formats = [(x.dtype, x.shape) for x in leaves]
     for leaf in leaves:
         leaf.zero_()
@@ -70,45 +99,103 @@ def test_one_call_makes_the_copy_of_all_steps(seed):
     del leaf, leaves
     gc.collect()
     assert not any(each() for each in held), "the copy keeps its leaves"
+    assert sent.sources is None and sent.reading is None and sent.num_in_place == 0
     for copies in (sent.wait(), sent.wait()):
         assert list(map(bytes_of, copies)) == expected
         assert [(x.dtype, x.shape) for x in copies] == formats
         assert len({native.memory_of(x).data_ptr() for x in copies if x.numel()}) == 1
 
 
+@pytest.mark.parametrize("seed", range(40))
+def test_two_calls_read_and_pack_what_the_steps_do(seed):
+    """`plan_transfer` decides the same about any leaves."""
+    rng = random.Random(seed)
+    memory = torch.arange(1 << 14).remainder(251).to(torch.uint8)
+    leaves, end = [], 64 * rng.randint(0, 2)
+    for _ in range(rng.randint(0, 6)):
+        nbytes = rng.choice([0, 3, 64, 200, 300, 1000])
+        leaves.append(memory[end : end + nbytes].view(-1, 1))
+        gap = rng.choice([0, 0, 0, 0, 8, 64, 640, -64])
+        end = max(0, -(-(end + nbytes) // 64) * 64 + gap)
+    if rng.random() < 0.4:
+        leaves += some_leaves(rng, 2)
+    if rng.random() < 0.2:
+        leaves.append(torch.rand(40, 30).T)
+    rng.shuffle(leaves)
+    owners = [memory] * rng.choice([0, 1, 1])
+    owners += [each for each in leaves if each.nbytes and rng.random() < 0.3]
+    device = HostDevice()
+    for each in owners:
+        device.lock(each)
+    with pytest.MonkeyPatch.context() as patch, pinned(*owners):
+        patch.setattr(layout, "DIRECT_NBYTES", 256)
+        patch.setattr(layout, "SPAN_NBYTES", 100)
+        plan = layout.plan_transfer(leaves, device.is_pinned)
+        sent = send_batch(leaves, leaf_nbytes=256, mean_nbytes=100)
+    assert sent.num_in_place == len(plan.direct) + (plan.span is not None)
+    assert sent.pageable_nbytes == plan.pageable_nbytes
+    assert (sent.reading is not None) == (sent.num_in_place > 0)
+    copies = sent.wait()
+    assert list(map(bytes_of, copies)) == list(map(bytes_of, leaves))
+    assert [(x.dtype, x.shape) for x in copies] == [(x.dtype, x.shape) for x in leaves]
+
+
+def test_sources_live_while_they_are_held():
+    leaf = torch.zeros(512, dtype=torch.uint8)
+    with pinned(leaf):
+        freed = weakref.ref(leaf.untyped_storage())
+        copy = native.plan_copy([leaf], COPIES, 256, 256)
+        held = copy.sources
+        copy.start(True, True)
+        assert copy.sources is None and copy.reading.is_done()
+        leaf.set_()
+        gc.collect()
+        assert freed() is not None
+        del held
+        gc.collect()
+        assert freed() is None
+
+
 @pytest.mark.parametrize(
-    ("leaves", "limits"),
+    "leaf",
     [
-        ([], {}),
-        ([torch.ones(0), torch.ones(3, 0)], {}),
-        ([torch.ones(4, requires_grad=True)], {}),
-        ([torch.ones(4), torch.ones(4).to_sparse()], {}),
-        ([torch.ones(4, dtype=torch.complex64).conj()], {}),
-        ([torch.ones(4, device="meta")], {}),
-        ([torch.ones(4).as_subclass(type("Own", (torch.Tensor,), {}))], {}),
-        ([torch.ones(1 << 18)], {"leaf_nbytes": 1 << 30}),
-        ([torch.ones(64)] * 4, {"nbytes": 1024}),
-        ([torch.ones(64)] * 4, {"leaf_nbytes": 256}),
+        torch.ones(4, requires_grad=True),
+        torch.ones(4).to_sparse(),
+        torch.ones(4, dtype=torch.complex64).conj(),
+        torch.ones(4, device="meta"),
+        torch.ones(4).as_subclass(type("Own", (torch.Tensor,), {})),
     ],
 )
-def test_other_batches_are_not_sent_by_one_call(leaves, limits):
-    assert send_small(leaves, **limits) is None
+def test_other_leaves_are_not_planned(leaf):
+    for leaves in ([leaf], [torch.ones(3), leaf]):
+        assert native.plan_copy(leaves, COPIES, 1 << 20, 8192) is None
 
 
-def test_one_call_sends_up_to_its_limits():
-    assert send_small([torch.ones(64)] * 4, nbytes=1025, leaf_nbytes=257) is not None
+def test_leaves_without_bytes_and_without_history_are_sent():
+    for leaves in ([], [torch.ones(0), torch.ones(3, 0)]):
+        shapes = [x.shape for x in send_batch(leaves).wait()]
+        assert shapes == [x.shape for x in leaves]
     with torch.no_grad():
-        assert send_small([torch.ones(4, requires_grad=True)]) is not None
+        assert send_batch([torch.ones(4, requires_grad=True)]).wait()[0].eq(1).all()
 
 
-def test_one_call_names_a_leaf_whose_memory_was_freed():
+def test_a_copy_is_started_once_and_before_the_wait():
+    copy = native.plan_copy([torch.ones(3)], COPIES, 1 << 20, 8192)
+    message = "BatchCopy.wait: start must be called before, but was not."
+    check(copy.wait, (), RuntimeError, message)
+    copy.start(True, True)
+    message = "BatchCopy.start: must be called once, but was called twice."
+    check(copy.start, (True, True), RuntimeError, message)
+
+
+def test_the_plan_names_a_leaf_whose_memory_was_freed():
     leaf = torch.ones(4)
     leaf.untyped_storage().resize_(0)
     message = (
         "send: leaves[1] must lie within its storage, but needs 16 bytes where 0 are "
         "left. Copy it before its storage is released."
     )
-    check(send_small, ([torch.ones(1), leaf],), ValueError, message)
+    check(send_batch, ([torch.ones(1), leaf],), ValueError, message)
 
 
 @pytest.mark.parametrize("stream", [None, COPIES])
@@ -289,6 +376,57 @@ def test_a_wait_on_another_stream_is_recorded_and_a_stream_may_be_given():
         device.current = other
         queued.wait()
         assert waits == [MAIN, other] and device.kept == [MAIN], "it owns the memory"
+
+
+class Planned:
+    """A compiled copy whose reading is done when the test says so."""
+
+    ready: threading.Event
+
+    def __init__(self, *args) -> None:
+        self.copy = native.plan_copy(*args)
+
+    @property
+    def reading(self):
+        return self.copy.reading and Late(self.copy.reading, self.ready)
+
+    def __getattr__(self, name):
+        return getattr(self.copy, name)
+
+
+@pytest.fixture
+def planned(monkeypatch):
+    """Let torch's interface of devices use the host's engine, and such copies."""
+    monkeypatch.setattr(Planned, "ready", threading.Event(), raising=False)
+    monkeypatch.setattr(to_device.torch_device, "_engines", ("cpu",))
+    monkeypatch.setattr(backend, "plan_copy", Planned)
+
+
+@pytest.mark.parametrize(
+    ("nbytes", "is_pinned"), [(1 << 20, True), (8 << 10, True), (1 << 20, False)]
+)
+def test_memory_that_a_compiled_copy_reads_is_kept(nbytes, is_pinned, planned):
+    leaf = torch.ones(nbytes, dtype=torch.uint8)
+    freed = weakref.ref(leaf.untyped_storage())
+    with pinned(leaf) if is_pinned else contextlib.nullcontext():
+        queued = to_device.send([leaf], CPU, stream=COPIES)
+    assert queued.wait()[0].eq(1).all()
+    leaf.set_()
+    gc.collect()
+    assert to_device.release_done() == is_pinned and (freed() is not None) == is_pinned
+    Planned.ready.set()
+    assert to_device.release_done() == 0 and freed() is None
+
+
+def test_a_compiled_copy_that_was_refused_keeps_nothing(planned, monkeypatch):
+    def refuse(copy, *args):
+        raise RuntimeError("refused")
+
+    monkeypatch.setattr(Planned, "start", refuse, raising=False)
+    leaf = torch.ones(1 << 20, dtype=torch.uint8)
+    with pinned(leaf), pytest.raises(RuntimeError, match=r"^refused$"):
+        to_device.send([leaf], CPU, stream=COPIES)
+    assert to_device.release_done() == 0
 
 
 def test_an_error_between_copies_is_raised_and_sources_are_kept_alive(monkeypatch):

@@ -67,6 +67,7 @@ class Runtime : public pyparallel::transfer::Runtime {
   int64_t memory_size(int64_t) override { return num_bytes; }
   int pin(void*, int64_t) override { return 0; }
   void unpin(void*) override {}
+  bool is_pinned(const void*, int64_t) override { return false; }
 
   bool observe_copies(pyparallel::transfer::CopyObserver* one) override {
     observer = one;
