@@ -12,7 +12,7 @@ import torch
 from torch.utils.data import get_worker_info
 
 from .. import backend
-from ..core.torch_private import new_shared
+from ..core.torch_private import in_worker_thread, new_shared
 from ..transfer.device import relaxed_here
 
 #: Several results up to this size are cheaper to copy into a slab together than to
@@ -59,8 +59,8 @@ def is_packed_later() -> bool:
 
 
 def in_worker() -> bool:
-    """Return True in a ``DataLoader`` worker process."""
-    return get_worker_info() is not None
+    """Return True in a ``DataLoader`` worker process, not in a thread as a worker."""
+    return get_worker_info() is not None and not in_worker_thread()
 
 
 def empty(

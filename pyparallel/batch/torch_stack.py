@@ -238,7 +238,8 @@ def _allocate_out(
     samples: Sequence[torch.Tensor], shape: Sequence[int]
 ) -> torch.Tensor | None:
     """Return memory for the result in a worker, if torch can write into it."""
-    if not allocation.in_worker() or not all(map(_supports_out, samples)):
+    has_slab = allocation.in_worker() or allocation.is_packed_later()
+    if not has_slab or not all(map(_supports_out, samples)):
         return None
     return allocation.empty(shape, promoted_dtype(samples), samples[0].device)
 
@@ -269,4 +270,5 @@ def promoted_dtype(
 def _supports_out(sample: torch.Tensor) -> bool:
     """Return True if torch can stack this sample into an ``out`` tensor."""
     cls, device = type(sample), sample.device.type
-    return cls in PLAIN and device == "cpu" and not sample.is_quantized
+    has_graph = sample.requires_grad and torch.is_grad_enabled()
+    return cls in PLAIN and device == "cpu" and not (sample.is_quantized or has_graph)

@@ -26,7 +26,7 @@ from ..core.torch_private import ExceptionWrapper, in_worker_thread
 from . import _random_state
 from ._sampler_state import END, StatefulIterable, copy_state, is_stateful
 from .arguments import Loader
-from .errors import wrap_exception
+from .errors import worker_text, wrap_exception
 from .sample_errors import ErrorPolicy
 
 
@@ -210,7 +210,7 @@ class DatasetTracker:
             state = self.state() if self._wants_states.value else None
             return pickle.dumps(WorkerReport(self._worker, state, random))
         except Exception:  # raised again by state_dict() of the loader, not by next()
-            error = wrap_exception(f"in DataLoader worker process {self._worker}")
+            error = wrap_exception(worker_text(self._worker))
             return pickle.dumps(WorkerReport(self._worker, error, random))
 
 

@@ -179,6 +179,8 @@ class DataLoader(TorchLoader[_T_co], StatefulLoader):
         if collate_fn is collate and has_batches:
             # Set here, so that other libraries that copy this loader copy it, too.
             collate_fn = collate_one_chunk
+        source = vars(self).get("_source")  # torch warns before the other arguments
+        vars(self)["worker_method"] = getattr(source, "worker_method", worker_method)
         super().__init__(
             dataset,
             batch_size=batch_size,
@@ -275,7 +277,10 @@ class DataLoader(TorchLoader[_T_co], StatefulLoader):
             warnings.simplefilter("always")
             super().check_worker_number_rationality()
         for warning in caught:
-            warn(str(warning.message), warning.category)
+            text = str(warning.message)
+            if vars(self).get("worker_method") == "thread":
+                text = text.replace("worker processes", "worker threads")
+            warn(text, warning.category)
 
     def __iter__(self) -> LoaderIter:
         """Start an epoch."""

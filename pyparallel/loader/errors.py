@@ -13,7 +13,7 @@ from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
 from ..core.errors import add_note
-from ..core.torch_private import ExceptionWrapper
+from ..core.torch_private import ExceptionWrapper, in_worker_thread
 from ..workers import deaths
 from ..workers.interface import WorkerDied
 from .tracebacks import format_indices, hide_frames, message_of, rank_text
@@ -59,6 +59,12 @@ def wrap_exception(where: str, location: str = "") -> ExceptionWrapper:
             f"{name}, which does not pickle, was raised.\n{wrapper.exc_msg}"
         )
     return wrapper
+
+
+def worker_text(worker: int) -> str:
+    """Return the place of an error in a worker; for processes in torch's words."""
+    kind = "thread" if in_worker_thread() else "process"
+    return f"in DataLoader worker {kind} {worker}"
 
 
 def pack_error(error: BaseException, where: str, location: str = "") -> bytes:

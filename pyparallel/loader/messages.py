@@ -14,6 +14,7 @@ from .. import backend
 from ..batch import allocation, stack
 from ..core.torch_private import (
     data_collate,
+    in_worker_thread,
     runs_in_python,
     without_torch_function,
 )
@@ -24,7 +25,7 @@ from ..shm.ring import RingMemory
 from ..shm.serialization import RingMiss
 from ..workers import descriptors
 from ..workers.interface import Outgoing
-from .errors import pack_error
+from .errors import pack_error, worker_text
 from .reader import BATCH, ERROR, Answer, Figures, Reader, Task
 from .tracebacks import clear_frames
 
@@ -110,7 +111,7 @@ class BatchProgram:
         try:
             raise error
         except BaseException:
-            where = f"in DataLoader worker process {self._worker}"
+            where = worker_text(self._worker)
             packed = pack_error(error, where, location)
         # The slab of a batch that failed is in use as long as frames refer to tensors.
         clear_frames(error)
@@ -193,6 +194,8 @@ _TORCH_CODE: Any = data_collate.collate_tensor_fn.__code__
 def collate_tensors(batch: Any, *, collate_fn_map: Any = None) -> torch.Tensor:
     """Stack tensors as torch does, but in memory of `allocation.empty`."""
     if not (allocation.is_packed_later() and all(map(_is_dense, batch))):
+        if in_worker_thread() and any(map(_has_graph, batch)):
+            return torch.stack(tuple(batch))  # as torch does without workers
         original: Any = data_collate.collate_tensor_fn
         collated: torch.Tensor = original(batch, collate_fn_map=collate_fn_map)
         return collated
@@ -216,6 +219,16 @@ def _is_dense(value: Any) -> bool:
         isinstance(value, torch.Tensor)
         and value.layout is torch.strided
         and not (value.requires_grad or value.is_nested)
+    )
+
+
+def _has_graph(value: Any) -> bool:
+    """Return True for a strided tensor with gradients, which torch can stack."""
+    return (
+        isinstance(value, torch.Tensor)
+        and value.layout is torch.strided
+        and value.requires_grad
+        and not value.is_nested
     )
 
 

@@ -32,7 +32,7 @@ from ..core.errors import (
 from ..core.torch_private import ExceptionWrapper, in_worker_thread
 from ._random_state import IndexKindError, SampleTask, sample_key
 from .arguments import Loader
-from .errors import is_death_report, wrap_exception
+from .errors import is_death_report, worker_text, wrap_exception
 from .tracebacks import format_indices, message_of, rank_text
 
 #: Takes the place of the samples of a batch if no sample could be read or replaced.
@@ -262,8 +262,7 @@ class ErrorPolicy:
         cause: Exception | ExceptionWrapper = error
         info = get_worker_info()
         if info is not None and not in_worker_thread():
-            where = f"in DataLoader worker process {info.id}"
-            cause = wrap_exception(where, location)
+            cause = wrap_exception(worker_text(info.id), location)
         text = f"{type(error).__qualname__}: {message_of(error)}"[:_MAX_TEXT]
         self.failures.append(Failure(SampleError(_plain(index), text), cause))
         if len(self.failures) > self._max_errors:

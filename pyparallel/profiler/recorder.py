@@ -35,6 +35,7 @@ import torch.distributed as dist
 from torch.utils.data import get_worker_info
 
 from .. import backend
+from ..batch.allocation import in_worker as in_worker_process
 from ..batch.stack import PaddingCounter
 from ..core.cpu_time import CoreWait, GilWait, cpu_seconds
 from ..core.torch_private import in_worker_thread
@@ -368,11 +369,6 @@ class _Range:
             more["padding_nbytes"] = self._stacked.padding_nbytes
         self._inner.__exit__(*error)
         self._recorder.write(self._kind, self._start, end, **more)
-
-
-def in_worker_process() -> bool:
-    """Return True in a worker of a loader that is a process."""
-    return get_worker_info() is not None and not in_worker_thread()
 
 
 def batch_number() -> int:

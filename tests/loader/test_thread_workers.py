@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import os
 import random
@@ -27,6 +28,7 @@ from torch.utils.data._utils import worker as torch_worker
 import pyparallel
 from pyparallel import DataLoader, PreDataLoader, sample_random
 from pyparallel.loader.stats import MUCH_GIL_WAIT
+from pyparallel.transfer import debug
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -163,6 +165,63 @@ def test_a_tensor_that_the_dataset_keeps_stays_as_it_is() -> None:
         assert len(list(loader)) == 24
     values = sorted(int(each.unique().item()) for each in cache)
     assert values == list(range(24))
+
+
+@pytest.mark.parametrize("offset", [-3, 90_004, 90_067])
+@pytest.mark.parametrize("by", ["the thread", "the loop"])
+def test_a_write_outside_of_a_batch_is_found(
+    by: str, offset: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(debug, "poison_enabled", True)
+
+    def write(batch: torch.Tensor, writer: str) -> None:
+        if writer == by and batch[0, 0] == 3:
+            ctypes.c_uint8.from_address(batch.data_ptr() + offset).value = 0
+
+    def collate(samples: Any) -> torch.Tensor:
+        batch = pyparallel.collate(samples)
+        write(batch, "the thread")
+        return batch
+
+    data = Making(lambda index: torch.full((22_501,), float(index)), 40)
+    loader = DataLoader(data, collate_fn=collate, **THREADS)
+    with pytest.raises(RuntimeError, match="must be written within the tensors"):
+        for batch in loader:
+            write(batch, "the loop")
+            del batch
+
+
+def test_a_batch_of_a_thread_that_was_freed_is_poisoned(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(debug, "poison_enabled", True)
+    batches = iter(DataLoader(Numbers(4, (150, 150)), **THREADS, ring_slabs=8))
+    batch = next(batches)
+    memory = (ctypes.c_uint8 * batch.nbytes).from_address(batch.data_ptr())
+    assert bytes(memory) == batch.numpy().tobytes()
+    del batch
+    assert set(bytes(memory)) == {0xDB}
+    assert len(list(batches)) == 3
+
+
+@pytest.mark.parametrize("size", [2, 200])
+@pytest.mark.parametrize("collate_fn", [None, pyparallel.collate, pyparallel.Collate()])
+def test_a_graph_reaches_the_loop(collate_fn: Any, size: int) -> None:
+    weight = torch.ones(size, size, requires_grad=True)
+    data = Making(lambda index: weight * index, 6)
+    for batch in DataLoader(data, 2, collate_fn=collate_fn, **THREADS):
+        batch.sum().backward()
+    assert weight.grad is not None and weight.grad.unique().item() == sum(range(6))
+
+
+def test_the_warning_of_many_workers_is_about_threads() -> None:
+    crowd: dict[str, Any] = {"num_workers": 999, "worker_method": "thread"}
+    with pytest.warns(UserWarning, match="will create 999 worker threads in total"):
+        loader = DataLoader(Numbers(4), **crowd)
+    with pytest.warns(UserWarning, match="will create 999 worker threads in total"):
+        loader.check_worker_number_rationality()
+    with pytest.warns(UserWarning, match="will create 999 worker processes in total"):
+        DataLoader(Numbers(4), num_workers=999)
 
 
 @pytest.mark.parametrize("how", ["left", "error", "end"])
@@ -535,7 +594,6 @@ def test_an_interrupt_leaves_a_loader_that_works() -> None:
     next(batches)
     main = threading.main_thread().ident
     assert main is not None
-    import ctypes
 
     def interrupt() -> None:
         ctypes.pythonapi.PyThreadState_SetAsyncExc(
