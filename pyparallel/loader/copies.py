@@ -19,6 +19,7 @@ from typing import Any
 
 from torch.utils.data import IterableDataset
 
+from ..core.errors import BatchTypeError
 from ..core.torch_private import TorchLoader
 
 
@@ -62,8 +63,18 @@ class TimeoutWithOwner:
 
 
 def _source(cls: type, arguments: Mapping[str, Any]) -> Any:
-    """Return the loader of this package whose arguments a new loader has, or None."""
+    """Return the loader of this package whose arguments a new loader has, or None.
+
+    Raises:
+        TypeError: a loader was passed as the dataset. SpeechBrain does so with all
+            loaders of other classes than torch's.
+    """
     timeout, found = arguments.get("timeout"), arguments.get("dataset")
+    if hasattr(type(found), "_source_of_copies") and _takes_dataset(cls):
+        raise BatchTypeError(
+            f"DataLoader: dataset must be a data set, but is a {type(found).__name__}. "
+            "If a framework made this call, give it a pyparallel.DataLoader."
+        )
     owner = timeout.owner() if isinstance(timeout, _Owned) else None
     if owner is None:
         return None
@@ -74,6 +85,14 @@ def _source(cls: type, arguments: Mapping[str, Any]) -> Any:
     if isinstance(dataset, IterableDataset) and type(found) is type(dataset):
         return owner._source_of_copies(cls, arguments)
     return None
+
+
+def _takes_dataset(cls: type) -> bool:
+    """Return True unless the class wraps a loader, as Ray's class does."""
+    first = next(iter(inspect.signature(cls).parameters.values()), None)
+    return (
+        first is None or first.name == "dataset" or first.kind is first.VAR_POSITIONAL
+    )
 
 
 def _extend_torch() -> None:

@@ -244,3 +244,24 @@ def test_the_timeout_is_a_number_that_keeps_no_loader_alive() -> None:
     del loader
     gc.collect()
     assert alive() is None and f"{timeout}" == "60"
+
+
+class Saveable(torch.utils.data.DataLoader[Any]):
+    """A loader that passes its arguments on, as that of SpeechBrain."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+
+
+@pytest.mark.parametrize("make", [torch.utils.data.DataLoader, DataLoader, Saveable])
+@pytest.mark.parametrize("loader", [PreDataLoader([1]), DataLoader([1])], ids=repr)
+def test_a_loader_is_no_dataset(make: Any, loader: Any) -> None:
+    for arguments, options in (((loader, 2), {}), ((), {"dataset": loader})):
+        with pytest.raises(TypeError) as caught:
+            make(*arguments, **options)
+        assert str(caught.value) == (
+            "DataLoader: dataset must be a data set, but is a "
+            f"{type(loader).__name__}. If a framework made this call, give it a "
+            "pyparallel.DataLoader."
+        )
+    assert numbers(Wrapper(PreDataLoader(DataLoader([1, 2], 2)))) == [[1, 2]]

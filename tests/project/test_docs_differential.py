@@ -55,13 +55,13 @@ runpy.run_path(sys.argv[2], run_name="__main__")
 """
 
 
-@needs("accelerate", "lightning", "transformers")
+@needs("accelerate", "lightning", "monai", "transformers")
 def test_programs_of_frameworks_md_train(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert run_page("docs/frameworks.md", "pycon") == 1
-    assert len(FRAMEWORKS) == 5
+    assert len(FRAMEWORKS) == 6
     script = tmp_path / "train.py"
     for program in FRAMEWORKS:
         assert program.text.count("\n") <= 60
