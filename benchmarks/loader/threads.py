@@ -27,6 +27,19 @@ except ImportError:
     Image = None  # type: ignore[assignment]  # the stubs name a module
 
 try:
+    import cv2
+    import numpy as np
+except ImportError as error:
+    cv2 = None
+    peers.ABSENT["OpenCV"] = str(error)
+
+try:
+    from spdl.pipeline import PipelineBuilder
+except ImportError as error:
+    PipelineBuilder = None
+    peers.ABSENT["SPDL"] = str(error)
+
+try:
     from torchdata import nodes
 except ImportError as error:
     nodes = None
@@ -34,6 +47,7 @@ except ImportError as error:
 
 PROCESSES, BY_TORCH = "our processes", "torch's processes"
 NODES = "torchdata's nodes, threads"
+SPDL = "SPDL, threads"
 _BATCH = 8
 
 
@@ -79,6 +93,27 @@ class Nodes:
         return iter(self._loader)
 
 
+class Pipeline:
+    """A pipeline of SPDL for each epoch, which reads and collates in two threads."""
+
+    def __init__(self, dataset: Coded) -> None:
+        self._dataset = dataset
+
+    def __len__(self) -> int:
+        return len(self._dataset) // _BATCH
+
+    def __iter__(self) -> Iterator[Tensor]:
+        builder = PipelineBuilder().add_source(range(len(self._dataset)))
+        builder = builder.aggregate(_BATCH, drop_last=True)
+        builder = builder.pipe(self._read, concurrency=2, output_order="input")
+        pipeline = builder.add_sink(2).build(num_threads=2)
+        with pipeline.auto_stop():
+            yield from pipeline
+
+    def _read(self, batch: list[int]) -> Tensor:
+        return pad_stack([self._dataset[i] for i in batch])
+
+
 def cases(quick: bool) -> list[Comparison]:
     """Return the cases, each with two workers."""
     num = _BATCH * (4 if quick else 16)
@@ -87,7 +122,10 @@ def cases(quick: bool) -> list[Comparison]:
         "transform of pure Python": (_texts(24, 50_000), count_words),
     }
     if Image is not None:
-        kinds["JPEG, resize by Pillow"] = (_jpegs(quick), decode_jpeg)
+        jpegs = _jpegs(quick)
+        kinds["JPEG, resize and flip by Pillow"] = (jpegs, decode_jpeg)
+        if cv2 is not None:
+            kinds["JPEG, resize and flip by OpenCV"] = (jpegs, decode_by_opencv)
     found = [
         Comparison(
             f"threads: {name}",
@@ -138,17 +176,28 @@ def _contenders(
         in_our_loader(PROCESSES, epochs(loader(DataLoader, **processes))),
         peer(BY_TORCH, epochs(loader(TorchLoader, **processes))),
         peer(NODES, epochs(partial(Nodes, dataset)) if nodes else None),
+        peer(SPDL, epochs(partial(Pipeline, dataset)) if PipelineBuilder else None),
     ]
 
 
 # ----------------------------------------------------------------------------- samples
 def decode_jpeg(coded: bytes) -> Tensor:
-    """Decode an image, and resize it to a third: uint8 ``(3, H, W)``."""
+    """Decode an image, resize it to a third and flip it: uint8 ``(3, H, W)``."""
     with Image.open(io.BytesIO(coded)) as image:
         size = image.width // 3, image.height // 3
         image = image.convert("RGB").resize(size, Image.Resampling.BILINEAR)
+        image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
         pixels = torch.frombuffer(bytearray(image.tobytes()), dtype=torch.uint8)
     return pixels.view(size[1], size[0], 3).permute(2, 0, 1).contiguous()
+
+
+def decode_by_opencv(coded: bytes) -> Tensor:
+    """Decode an image as `decode_jpeg` does, in one thread."""
+    cv2.setNumThreads(0)
+    pixels = cv2.imdecode(np.frombuffer(coded, np.uint8), cv2.IMREAD_COLOR_RGB)
+    size = pixels.shape[1] // 3, pixels.shape[0] // 3
+    pixels = cv2.flip(cv2.resize(pixels, size, interpolation=cv2.INTER_LINEAR), 1)
+    return torch.from_numpy(pixels).permute(2, 0, 1).contiguous()
 
 
 def decode_text(coded: bytes) -> Tensor:
