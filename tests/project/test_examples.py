@@ -84,7 +84,6 @@ def test_a_stopped_run_continues_in_mid_epoch(tmp_path: Path) -> None:
     ("faults", "ranks"),
     [
         (["SIGTERM:0:17"], [2, 2]),
-        (["SIGUSR1:1:17"], [2, 1]),
         (["SIGTERM:1:3", "SIGUSR1:0:15"], [1, 2, 3]),
     ],
 )
