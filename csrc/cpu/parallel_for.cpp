@@ -12,9 +12,11 @@
 namespace pyparallel::cpu {
 namespace {
 
-// The smallest share that is worth a thread. A spinning thread starts at once, but a
-// thread that has slept since the last batch must be woken.
-constexpr int64_t kBytesPerWorker = 512 * 1024;
+// A spinning thread starts at once, but a thread that has slept since the last batch
+// must be woken. That costs more than it saves for fewer bytes.
+constexpr int64_t kMinShared = 1024 * 1024;
+// The smallest share of a thread.
+constexpr int64_t kBytesPerWorker = 256 * 1024;
 
 const pid_t kLoadedPid = getpid();
 
@@ -48,8 +50,8 @@ void run_threads(int64_t num_workers, Task task, const void* context) {
 bool forked() { return getpid() != kLoadedPid; }
 
 int64_t num_workers(int64_t nbytes) {
+  if (nbytes < kMinShared) return 1;
   const int64_t wanted = nbytes / kBytesPerWorker;
-  if (wanted <= 1) return 1;
   const int64_t limit = max_workers();
   if (limit <= 1 || forked()) return 1;
   return wanted < limit ? wanted : limit;

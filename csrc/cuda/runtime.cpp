@@ -177,13 +177,19 @@ class CudaRuntime final : public transfer::Runtime {
     const CallGuard guard(used_device());
     const cudaError_t error =
         cudaHostRegister(data, static_cast<size_t>(nbytes), cudaHostRegisterPortable);
-    if (error != cudaSuccess) {
-      static_cast<void>(cudaGetLastError());
-      // This call throws if the device has failed, since no later call succeeds then.
-      cudaPointerAttributes attributes{};
-      C10_CUDA_CHECK(cudaPointerGetAttributes(&attributes, data));
+    switch (error) {
+      case cudaErrorInvalidValue:
+      case cudaErrorMemoryAllocation:
+      case cudaErrorOperatingSystem:
+      case cudaErrorHostMemoryAlreadyRegistered:
+      case cudaErrorNotPermitted:
+      case cudaErrorNotSupported:
+        static_cast<void>(cudaGetLastError());
+        return static_cast<int>(error);
+      default:  // success, or the failure of an earlier kernel
+        C10_CUDA_CHECK(error);
+        return 0;
     }
-    return static_cast<int>(error);
   }
 
   void unpin(void* data) override {

@@ -228,7 +228,9 @@ cudaError_t cudaMemGetInfo(size_t* num_free, size_t* num_total) {
 
 cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* attributes,
                                      const void* pointer) {
-  FAKECUDA_BEGIN("cudaPointerGetAttributes", fakecuda::kOpensContext);
+  // As on a GPU, this call succeeds after the device has failed.
+  FAKECUDA_BEGIN("cudaPointerGetAttributes", fakecuda::kPlain);
+  fakecuda::open_context(fakecuda::current_device());
   *attributes = {};
   const auto found = fakecuda::find_allocation(reinterpret_cast<uintptr_t>(pointer));
   if (!found) {

@@ -25,6 +25,7 @@ def steps(call: Callable[[], Any]) -> int:
         count += event == "opcode"
         return trace
 
+    sys._getframe().f_trace_opcodes = True  # Python 3.12 looks for it in settrace
     before = sys.gettrace()
     sys.settrace(trace)
     try:
