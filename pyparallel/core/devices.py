@@ -77,7 +77,7 @@ def resolve_target(
             raise _no_such_device(f"cuda:{index}", "cuda", f"{who}: {noun}")
     try:
         device = torch.device(target) if named else torch.device("cuda", index)
-    except RuntimeError as error:
+    except (RuntimeError, ValueError) as error:
         raise BatchValueError(
             f"{who}: a {noun} must be -1 or name a device, but is {target!r}."
         ) from error
