@@ -44,6 +44,7 @@ def unpad(
     Stream: on a GPU the host waits for the sizes.
 
     Example:
+        >>> from pyparallel import pad_stack
         >>> batch = pad_stack([torch.ones(1, 2), torch.ones(2, 1)], sizes=True)
         >>> [each.tolist() for each in unpad(batch.data, batch.sizes)]
         [[[1.0, 1.0]], [[1.0], [1.0]]]
