@@ -76,7 +76,7 @@ class Runtime {
   virtual void free(const Pinned& memory) noexcept = 0;
 
   // Pins memory of another allocator for all devices. Returns 0, or an error code if
-  // the system refuses.
+  // the system refuses. Throws if the device has failed.
   virtual int pin(void* data, int64_t nbytes) = 0;
   virtual void unpin(void* data) = 0;
   // Returns true if the byte at `data` is in memory of the host that copies can read in

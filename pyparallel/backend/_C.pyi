@@ -511,6 +511,9 @@ class Runtime:
 
         Returns:
             0, or the code of the error if the system refuses.
+
+        Raises:
+            RuntimeError: the device has failed before.
         """
 
     def unpin(self, address: int) -> None:
