@@ -212,7 +212,7 @@ test-valgrind: $(V)/.deps ## the C++ core under valgrind; a long run
 
 fuzz: $(V)/.built ## libFuzzer on the C++ core, then FUZZ_CASES cases on both backends and an oracle; a long run
 	$(MAKE) fuzz-core FUZZ_SECONDS=$(or $(FUZZ_SECONDS),1800)
-	$(V)/bin/python tests/support/fuzz.py --cases $(FUZZ_CASES) --first $$(date +%s)000000
+	$(V)/bin/python -m tests.support.fuzzing.fuzz --cases $(FUZZ_CASES) --first $$(date +%s)000000
 
 fuzz-core: $(V)/.deps ## libFuzzer on the C++ core for FUZZ_SECONDS in total; needs clang
 	$(PYTHON) scripts/fuzz_core.py --cmake "$(CMAKE)" --seconds $(or $(FUZZ_SECONDS),60)
@@ -233,7 +233,7 @@ test-extension-%: $(V)/.deps
 		scripts/sanitizers.py $* $(V)/bin/python -m pytest \
 		-m "$(if $(findstring address,$*),asan,tsan)" $(PYTEST_ARGS)
 	$(if $(findstring address,$*),cd "build/$*-tree" && PYTHONPATH=. $(V)/bin/python \
-		scripts/sanitizers.py $* $(V)/bin/python tests/support/fuzz.py \
+		scripts/sanitizers.py $* $(V)/bin/python -m tests.support.fuzzing.fuzz \
 		--cases $(SANITIZED_CASES))
 
 mutations: $(V)/.built ## remove one protection at a time and check that a test fails; a long run
@@ -242,7 +242,7 @@ mutations: $(V)/.built ## remove one protection at a time and check that a test 
 soak: $(V)/.built ## leaks over 10,000 batches; a network that fails; loaders with random faults for SOAK_MINUTES=30
 	PYPARALLEL_LEAK_BATCHES=10000 PYPARALLEL_LONG=1 PYPARALLEL_BACKEND=native \
 		$(V)/bin/python -m pytest -m "soak" $(PYTEST_ARGS)
-	PYTHONPATH=. $(V)/bin/python tests/support/soak.py --minutes $(SOAK_MINUTES) --limit 900
+	PYTHONPATH=. $(V)/bin/python -m tests.support.loader.soak --minutes $(SOAK_MINUTES) --limit 900
 
 # Uses the settings of .built, so nothing is compiled again. Start from a fresh clone:
 # otherwise deleted files stay in the wheel, and the check reports them.

@@ -1,1 +1,1 @@
-"""A package, so that no other module of this name hides ``tests.mutations``."""
+"""A package, so that no other module of this name hides ``tests.support``."""

@@ -18,12 +18,12 @@ import sys
 from collections.abc import Generator, Iterator
 from typing import Any
 
-import fake_cuda
-import gpu_run
-import process_resources
 import pytest
 import torch
 from hypothesis import settings
+
+from tests.support.devices import fake_cuda, gpu_run
+from tests.support.processes import process_resources
 
 #: As in `make test`. A marker or a path on the command line chooses other tests.
 QUICK = "not slow and not peers and not python_optimized"
@@ -62,7 +62,7 @@ def pytest_configure(config: pytest.Config) -> None:
     if everything and not config.option.markexpr:
         config.option.markexpr = QUICK  # plain `pytest`, as contributors type it
     if fake_cuda.active:
-        from fake_cuda_plugin import FakeCuda
+        from tests.support.devices.fake_cuda_plugin import FakeCuda
 
         config.pluginmanager.register(FakeCuda())
 
@@ -123,7 +123,7 @@ def forked() -> Iterator[None]:
 @pytest.fixture(params=["torch", "ours"])
 def loader(request: pytest.FixtureRequest) -> Any:
     """Return a function that makes loaders of one class."""
-    import prefetch_loaders
+    from tests.support.loader import prefetch_loaders
 
     return functools.partial(prefetch_loaders.loader, kind=request.param)
 

@@ -8,14 +8,14 @@ import shutil
 from pathlib import Path
 from types import SimpleNamespace
 
-import forkserver
 import pytest
 import torch
-from backends import check
 
 import pyparallel
 from pyparallel import backend as backend_module
 from pyparallel.backend import build_record
+from tests.support.processes import forkserver
+from tests.support.processes.backends import check
 
 pytestmark = pytest.mark.one_backend
 

@@ -8,7 +8,8 @@ import sys
 from typing import Any
 
 import pytest
-from backends import check, native, needs_native
+
+from tests.support.processes.backends import check, native, needs_native
 
 pytestmark = [pytest.mark.asan, needs_native]
 

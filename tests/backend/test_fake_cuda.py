@@ -9,11 +9,12 @@ import sys
 import threading
 from typing import Any
 
-import fake_cuda
 import pytest
 import torch
-from fake_cuda_plugin import gpu_only
-from repository import ROOT, SUPPORT
+
+from tests.support.devices import fake_cuda
+from tests.support.devices.fake_cuda_plugin import gpu_only
+from tests.support.repository.folders import ROOT, SUPPORT
 
 NOT_READY, CAPTURE_UNSUPPORTED, CAPTURED_EVENT = 600, 900, 907
 ALREADY_REGISTERED, NOT_REGISTERED, NOT_INITIALIZED = 712, 713, 3

@@ -6,16 +6,16 @@ import gc
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import fake_cuda
 import pytest
 import torch
-from ring_workers import Worker
 
 from pyparallel import DataContainer, collate, memory, scatter, start_to_host, to_host
 from pyparallel.shm import pinning
 from pyparallel.shm.ring import Ring
 from pyparallel.transfer import to_device
 from pyparallel.transfer.engine import keep_alive
+from tests.support.devices import fake_cuda
+from tests.support.loader.ring_workers import Worker
 
 pytestmark = [
     pytest.mark.cuda,

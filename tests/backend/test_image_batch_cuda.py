@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import image_oracle as oracle
 import pytest
 import torch
 
 from pyparallel import backend
+from tests.support.batch import image_oracle as oracle
 
 pytestmark = pytest.mark.cuda
 

@@ -6,14 +6,15 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-import image_oracle as oracle
 import numpy as np
 import pytest
 import torch
-from backends import both, check, last
-from collate_errors import freed
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+
+from tests.support.batch import image_oracle as oracle
+from tests.support.errors.collate_errors import freed
+from tests.support.processes.backends import both, check, last
 
 pytestmark = [pytest.mark.cuda_torch, pytest.mark.asan]
 

@@ -15,7 +15,8 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from repository import ROOT
+
+from tests.support.repository.folders import ROOT
 
 TABLE = ROOT / "tests" / "csrc" / "support" / "instruction_counts.json"
 CASES = (

@@ -9,9 +9,9 @@ import itertools
 
 import pytest
 import torch
-from samples import as_it_lies
 
 from pyparallel import backend
+from tests.support.batch.samples import as_it_lies
 
 pytestmark = [pytest.mark.cuda, pytest.mark.kernel]
 

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 import torch
-from backends import both, check
-from collate_errors import freed
+
+from tests.support.errors.collate_errors import freed
+from tests.support.processes.backends import both, check
 
 pytestmark = pytest.mark.asan
 

@@ -8,12 +8,19 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-import samples
 import torch
-from backends import both, check, native, needs_native, reference
 from hypothesis import given
 from hypothesis import strategies as st
-from loader_sets import Tagged, same
+
+from tests.support.batch import samples
+from tests.support.loader.loader_sets import Tagged, same
+from tests.support.processes.backends import (
+    both,
+    check,
+    native,
+    needs_native,
+    reference,
+)
 
 pytestmark = pytest.mark.asan
 LIMIT = 1000

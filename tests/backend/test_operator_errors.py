@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from backends import both, check, last, native, needs_native
-from collate_errors import freed
-from host_device import COPIES, SIDE, HostStream
+
+from tests.support.devices.host_device import COPIES, SIDE, HostStream
+from tests.support.errors.collate_errors import freed
+from tests.support.processes.backends import both, check, last, native, needs_native
 
 pytestmark = [
     pytest.mark.cuda_torch,

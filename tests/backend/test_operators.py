@@ -9,9 +9,10 @@ import threading
 
 import pytest
 import torch
-from backends import both, native, needs_native
-from gil import others_run_during
-from repository import ROOT, python_path
+
+from tests.support.processes.backends import both, native, needs_native
+from tests.support.processes.gil import others_run_during
+from tests.support.repository.folders import ROOT, python_path
 
 pytestmark = [
     pytest.mark.cuda_torch,

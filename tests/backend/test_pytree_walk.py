@@ -9,13 +9,19 @@ from typing import Any
 
 import optree
 import pytest
-import samples
 import torch
-from backends import check, native, needs_native, reference, using
 from hypothesis import given
 from hypothesis import strategies as st
 
 from pyparallel.batch import pytree
+from tests.support.batch import samples
+from tests.support.processes.backends import (
+    check,
+    native,
+    needs_native,
+    reference,
+    using,
+)
 
 pytestmark = [pytest.mark.asan, needs_native]
 

@@ -14,9 +14,9 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from backends import both, native, needs_native, reference
 
 from pyparallel.backend import _python_ring
+from tests.support.processes.backends import both, native, needs_native, reference
 
 LINE = 64
 PARENT = 1

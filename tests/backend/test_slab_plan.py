@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 import torch
-from backends import both
 from hypothesis import given
 from hypothesis import strategies as st
+
+from tests.support.processes.backends import both
 
 pytestmark = [pytest.mark.cuda_torch, pytest.mark.asan]
 

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from backends import check, each_backend, native, needs_native
+
+from tests.support.processes.backends import check, each_backend, native, needs_native
 
 pytestmark = [pytest.mark.cuda_torch, pytest.mark.asan]
 

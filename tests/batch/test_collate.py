@@ -9,13 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import oracle
 import pytest
-import samples
 import torch
 from torch.autograd import forward_ad
 
 from pyparallel import DataContainer, collate
+from tests.support.batch import oracle, samples
 
 pytestmark = [pytest.mark.cuda_torch, pytest.mark.asan]
 

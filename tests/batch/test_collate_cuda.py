@@ -5,9 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-import samples
 import torch
-from sync_debug import forbid_synchronization
 from torch.utils.data import default_collate
 
 from pyparallel import (
@@ -21,6 +19,8 @@ from pyparallel import (
     scatter,
 )
 from pyparallel.batch import torch_stack
+from tests.support.batch import samples
+from tests.support.devices.sync_debug import forbid_synchronization
 
 pytestmark = pytest.mark.cuda
 

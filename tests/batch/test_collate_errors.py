@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 import torch
-from collate_errors import CASES, RESHAPE, raised
 from hypothesis import given
 from hypothesis import strategies as st
 
 from pyparallel import BatchWarning, DataContainer, Padding, collate
 from pyparallel.core import errors
+from tests.support.errors.collate_errors import CASES, RESHAPE, raised
 
 pytestmark = pytest.mark.asan
 

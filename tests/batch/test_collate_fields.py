@@ -14,7 +14,6 @@ from typing import Any
 import numpy
 import pytest
 import torch
-from backends import both, using
 
 import pyparallel
 from pyparallel import (
@@ -29,6 +28,7 @@ from pyparallel import (
     collate,
 )
 from pyparallel.core import errors
+from tests.support.processes.backends import both, using
 
 RULES = {"Pad": Pad, "Stack": Stack, "Concat": Concat, "List": List}
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 import torch
-from backends import both, using
 
 from pyparallel import Collate, Concat, DataLoader, List, Pad, Ragged, Stack
+from tests.support.processes.backends import both, using
 
 GRAPHS = Collate(
     x=Concat(),

@@ -7,16 +7,15 @@ from collections.abc import Iterator, Sequence
 from types import ModuleType
 from typing import Any
 
-import oracle
 import pytest
-import samples
 import torch
-from backends import both, using
-from fuzz_batches import any_case, draw_column
-from fuzz_operators import generator
-from fuzzed import search, seeded
 
 from pyparallel import DataContainer, Padded, collate, pad_stack
+from tests.support.batch import oracle, samples
+from tests.support.fuzzing.fuzz_batches import any_case, draw_column
+from tests.support.fuzzing.fuzz_operators import generator
+from tests.support.fuzzing.fuzzed import search, seeded
+from tests.support.processes.backends import both, using
 
 pytestmark = pytest.mark.asan
 

@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from backends import both, using
 
 import pyparallel
 from pyparallel import (
@@ -23,6 +22,7 @@ from pyparallel import (
     gather,
     scatter,
 )
+from tests.support.processes.backends import both, using
 
 
 class Fields:

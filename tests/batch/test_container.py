@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-import samples
 import torch
 from torch.utils.data._utils.pin_memory import pin_memory
 
 import pyparallel.mmcv
 from pyparallel import DataContainer, Padding
+from tests.support.batch import samples
 
 FLAGS = ("data", "stack", "padding_value", "cpu_only", "pad_dims")
 STATE = {"_data", "_stack", "_padding_value", "_cpu_only", "_pad_dims"}

@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 import torch
-from backends import both, last, native, needs_native, using
-from python_steps import steps
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from pyparallel import ImagePreprocessor, Padded, Padding, collate, pad_stack
 from pyparallel.batch import padding_values
+from tests.support.processes.backends import both, last, native, needs_native, using
+from tests.support.processes.python_steps import steps
 
 pytestmark = [pytest.mark.cuda_torch, pytest.mark.asan]
 

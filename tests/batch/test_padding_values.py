@@ -13,10 +13,8 @@ from types import ModuleType
 from typing import Any
 
 import numpy as np
-import oracle
 import pytest
 import torch
-from backends import both, using
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.overrides import TorchFunctionMode
 
@@ -34,6 +32,8 @@ from pyparallel import (
 from pyparallel.batch.padding_values import padding_patterns
 from pyparallel.batch.plan import plan_stack
 from pyparallel.mmengine import stack_batch
+from tests.support.batch import oracle
+from tests.support.processes.backends import both, using
 
 pytestmark = [pytest.mark.cuda_torch, pytest.mark.asan]
 

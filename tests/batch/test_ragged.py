@@ -7,14 +7,13 @@ import warnings
 from types import ModuleType
 from typing import Any
 
-import oracle
 import pytest
-import samples
 import torch
-from backends import both, using
-from collate_errors import freed, quiet_csr
 
 from pyparallel import DataContainer, Padded, Padding, Ragged, collate, pad_stack
+from tests.support.batch import oracle, samples
+from tests.support.errors.collate_errors import freed, quiet_csr
+from tests.support.processes.backends import both, using
 
 POINTS = [torch.ones(2, 3), torch.zeros(0, 3), torch.full((1, 3), 2.0)]
 

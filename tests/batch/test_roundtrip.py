@@ -6,11 +6,9 @@ import pickle
 from typing import Any
 
 import pytest
-import samples
 import torch
 from torch.utils.data import DataLoader
 from torch.utils.data._utils.pin_memory import pin_memory
-from worker_allocations import with_allocations
 
 from pyparallel import (
     DataContainer,
@@ -21,6 +19,8 @@ from pyparallel import (
     scatter,
     scatter_kwargs,
 )
+from tests.support.batch import samples
+from tests.support.loader.worker_allocations import with_allocations
 
 EVERYTHING = Padding(size_divisor=4, side="center", sizes=True, mask=True)
 ONLY_MASK = Padding(side="left", mask=True)

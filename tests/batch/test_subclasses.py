@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 import torch
-from backends import both, using
-from entry_points import ENTRY_POINTS, tensors_of
 from torch.utils._pytree import tree_map_only
 from torch.utils.data._utils.collate import default_collate_fn_map
 
 import pyparallel.mmengine
 from pyparallel import Collate, DataLoader, List, collate, gather, scatter, to_host
 from pyparallel.batch import allocation
+from tests.support.processes.backends import both, using
+from tests.support.processes.entry_points import ENTRY_POINTS, tensors_of
 
 pytestmark = [pytest.mark.cuda_torch, pytest.mark.asan]
 

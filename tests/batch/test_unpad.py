@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from backends import both, using
 
 from pyparallel import Padded, Padding, Ragged, pad_stack, resize_mask, unpad
+from tests.support.processes.backends import both, using
 
 devices = pytest.mark.parametrize(
     "device", ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)]

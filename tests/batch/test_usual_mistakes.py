@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from optim_runs import refuses
 
 import pyparallel
 from pyparallel import (
@@ -23,6 +22,7 @@ from pyparallel import (
     Stack,
     collate,
 )
+from tests.support.mmengine.optim_runs import refuses
 
 NAMES = {name: getattr(pyparallel, name) for name in pyparallel.__all__}
 SAMPLES = [{"a": torch.ones(2)}, {"a": torch.zeros(2)}]

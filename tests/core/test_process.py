@@ -7,11 +7,11 @@ import subprocess
 import sys
 from pathlib import Path
 
-import forkserver
 import pytest
 
 import pyparallel
 from pyparallel.core import process
+from tests.support.processes import forkserver
 
 pytestmark = pytest.mark.one_backend
 

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import forkserver
 import pytest
 import torch
 from torch import nn
@@ -16,6 +15,7 @@ from torch.autograd import forward_ad, profiler
 
 import pyparallel
 from pyparallel.core import torch_private as private
+from tests.support.processes import forkserver
 
 PACKAGE = Path(pyparallel.__file__).parent
 FILES = sorted(PACKAGE.rglob("*.py"))

@@ -5,15 +5,15 @@ from __future__ import annotations
 import re
 import threading
 
-import forkserver
 import pytest
 import torch
-from repository import ROOT
 from torch._C._profiler import _ExperimentalConfig
 from torch.profiler import ProfilerActivity, profile
 
 from pyparallel.core import tracing
 from pyparallel.core.tracing import SPANS, span
+from tests.support.processes import forkserver
+from tests.support.repository.folders import ROOT
 
 pytestmark = pytest.mark.one_backend
 

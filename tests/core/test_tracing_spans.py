@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from fake_device import DEVICE, FakeDevice
 from torch.profiler import ProfilerActivity, profile
 from torch.utils.data import DataLoader, IterableDataset, dataloader
 
@@ -22,6 +21,7 @@ from pyparallel import (
 )
 from pyparallel import DataLoader as Ours
 from pyparallel.transfer import to_device
+from tests.support.devices.fake_device import DEVICE, FakeDevice
 
 pytestmark = pytest.mark.cuda_torch
 

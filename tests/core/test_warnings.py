@@ -7,15 +7,15 @@ import re
 
 import pytest
 import torch
-from fake_device import DEVICE, FakeDevice
-from loader_sets import messages
-from repository import ROOT
 
 import pyparallel
 import pyparallel.mmcv
 from pyparallel.core import errors
 from pyparallel.loader.stats import Meter, warn_about_padding
 from pyparallel.transfer import to_device
+from tests.support.devices.fake_device import DEVICE, FakeDevice
+from tests.support.loader.loader_sets import messages
+from tests.support.repository.folders import ROOT
 
 TEXT = (ROOT / "docs" / "warnings.md").read_text(encoding="utf-8")
 

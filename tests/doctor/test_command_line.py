@@ -9,12 +9,12 @@ import sys
 import types
 from importlib import metadata
 
-import interpreters
 import pytest
-from repository import ROOT
 
 import pyparallel
 from pyparallel import __main__ as command_line
+from tests.support.processes import interpreters
+from tests.support.repository.folders import ROOT
 
 pytestmark = pytest.mark.one_backend
 

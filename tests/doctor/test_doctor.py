@@ -14,7 +14,6 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
-from repository import ROOT
 
 import pyparallel
 from pyparallel import backend
@@ -23,6 +22,7 @@ from pyparallel.doctor import machine, packages, self_test
 from pyparallel.doctor import report as report_module
 from pyparallel.doctor.report import Problem
 from pyparallel.doctor.self_test import Failure
+from tests.support.repository.folders import ROOT
 
 pytestmark = pytest.mark.one_backend
 

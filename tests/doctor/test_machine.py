@@ -6,11 +6,11 @@ import os
 
 import pytest
 import torch
-from file_machines import machine, write
 
 from pyparallel.doctor import machine as machine_module
 from pyparallel.doctor.report import Problem
 from pyparallel.loader import preflight
+from tests.support.loader.file_machines import machine, write
 
 pytestmark = pytest.mark.one_backend
 

@@ -15,13 +15,13 @@ import tempfile
 import time
 from pathlib import Path
 
-import forkserver
 import psutil
 import pytest
-from repository import python_path
 
 from pyparallel.doctor import self_test
 from pyparallel.doctor.self_test import Failure, two_processes
+from tests.support.processes import forkserver
+from tests.support.repository.folders import python_path
 
 pytestmark = pytest.mark.one_backend
 

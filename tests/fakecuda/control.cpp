@@ -1,4 +1,4 @@
-// The functions that tests/support/fake_cuda.py calls by ctypes.
+// The functions that tests/support/devices/fake_cuda.py calls by ctypes.
 #include <cstdio>
 #include <numeric>
 #include <string>

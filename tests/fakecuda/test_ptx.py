@@ -15,7 +15,8 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from repository import ROOT
+
+from tests.support.repository.folders import ROOT
 
 FOLDER = ROOT / "tests" / "fakecuda"
 BUILD = ROOT / "build" / "ptx"

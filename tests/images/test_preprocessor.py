@@ -11,8 +11,6 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from backends import both, last, using
-from collate_errors import freed
 
 import pyparallel
 from pyparallel import ImagePreprocessor, Padded, Ragged
@@ -20,6 +18,8 @@ from pyparallel.backend import _python
 from pyparallel.core import errors
 from pyparallel.core.errors import EmptyBatchError
 from pyparallel.transfer import to_device
+from tests.support.errors.collate_errors import freed
+from tests.support.processes.backends import both, last, using
 
 MEAN, STD = (123.675, 116.28, 103.53), (58.395, 57.12, 57.375)
 pytestmark = [pytest.mark.cuda_torch, pytest.mark.asan]

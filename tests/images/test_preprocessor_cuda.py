@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 import torch
-from sync_debug import forbid_synchronization
 
 from pyparallel import ImagePreprocessor, Padded
 from pyparallel.images import _batch
+from tests.support.devices.sync_debug import forbid_synchronization
 
 pytestmark = pytest.mark.cuda
 

@@ -16,17 +16,6 @@ import torch
 import torch.utils.data
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from loader_sets import (
-    Making,
-    Numbers,
-    Records,
-    Stream,
-    as_list,
-    same,
-    seeds,
-    slowly,
-)
-from resumed import Eager
 from torch.utils.data import (
     BatchSampler,
     RandomSampler,
@@ -42,6 +31,17 @@ from torch.utils.data.datapipes.map import SequenceWrapper
 import pyparallel
 from pyparallel import DataLoader
 from pyparallel.core import errors
+from tests.support.loader.loader_sets import (
+    Making,
+    Numbers,
+    Records,
+    Stream,
+    as_list,
+    same,
+    seeds,
+    slowly,
+)
+from tests.support.loader.resumed import Eager
 
 # When an iterator ends, torch closes queues that their feeder threads may still use.
 pytestmark = [

@@ -10,10 +10,8 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from typing import Any
 
-import fake_cuda
 import pytest
 import torch
-from loader_sets import Numbers, holders, wait_for
 from torch.utils.data import DataLoader as TorchLoader
 from torch.utils.data import Dataset
 
@@ -22,6 +20,8 @@ from pyparallel import DataLoader, PreDataLoader, scatter, start_to_host
 from pyparallel.shm import pinning
 from pyparallel.shm import ring as ring_module
 from pyparallel.transfer import to_device
+from tests.support.devices import fake_cuda
+from tests.support.loader.loader_sets import Numbers, holders, wait_for
 
 pytestmark = [
     pytest.mark.cuda,

@@ -7,14 +7,15 @@ import signal
 import subprocess
 import time
 
-import interpreters
 import pytest
-from loader_processes import START, left, start
+
+from tests.support.loader.loader_processes import START, left, start
+from tests.support.processes import interpreters
 
 pytestmark = [pytest.mark.one_backend, pytest.mark.slow, pytest.mark.timeout(120)]
 
 MANY = """
-from loader_sets import many_tensors
+from tests.support.loader.loader_sets import many_tensors
 import warnings; warnings.simplefilter("ignore")
 resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256))
 rings = [{"ring_slabs": 50}, {"ring_slabs": 2}]

@@ -13,10 +13,10 @@ from typing import Any
 import psutil
 import pytest
 import torch
-from loader_sets import Making, Numbers, all_free, children, only
-from prefetch_loaders import TwoArguments
 
 import pyparallel
+from tests.support.loader.loader_sets import Making, Numbers, all_free, children, only
+from tests.support.loader.prefetch_loaders import TwoArguments
 
 # When an iterator ends, torch closes queues that their feeder threads may still use.
 pytestmark = [

@@ -6,9 +6,9 @@ import json
 from typing import Any
 
 import pytest
-import python_runs
 
 from pyparallel import DataLoader
+from tests.support.processes import python_runs
 
 pytestmark = pytest.mark.one_backend
 

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 import torch
-from loader_sets import Making, Numbers, Stream
 
 import pyparallel
+from tests.support.loader.loader_sets import Making, Numbers, Stream
 
 pytestmark = pytest.mark.timeout(120)
 

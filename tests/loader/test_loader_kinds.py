@@ -11,8 +11,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from batch_kinds import ALL, FOREIGN, OWN, leaf, sparse
-from loader_sets import (
+from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils.data import DataLoader as TorchLoader
+from torch.utils.data import default_collate
+from torch.utils.data._utils.collate import collate_tensor_fn
+
+import pyparallel
+from pyparallel.core.errors import _warned
+from tests.support.batch.batch_kinds import ALL, FOREIGN, OWN, leaf, sparse
+from tests.support.loader.loader_sets import (
     Making,
     Tagged,
     as_list,
@@ -21,13 +28,6 @@ from loader_sets import (
     only,
     same,
 )
-from torch.utils._pytree import tree_leaves, tree_map_only
-from torch.utils.data import DataLoader as TorchLoader
-from torch.utils.data import default_collate
-from torch.utils.data._utils.collate import collate_tensor_fn
-
-import pyparallel
-from pyparallel.core.errors import _warned
 
 # When an iterator ends, torch closes queues that their feeder threads may still use.
 pytestmark = [

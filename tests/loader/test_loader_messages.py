@@ -17,13 +17,13 @@ import psutil
 import pytest
 import torch
 import torch.distributed as dist
-from loader_sets import wait_for
 from torch.utils.data import Dataset, IterableDataset, Subset
 
 import pyparallel
 from pyparallel import DataLoader, PreDataLoader
 from pyparallel.loader import tracebacks
 from pyparallel.transfer import debug
+from tests.support.loader.loader_sets import wait_for
 
 PACKAGE = str(Path(pyparallel.__file__).parent)
 needs_notes = pytest.mark.skipif(

@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-import resumed
 import torch.distributed
 import torch.utils.data
 
 from pyparallel import DataLoader, PreDataLoader, SizeBatcher, SizeBatchSampler
+from tests.support.loader import resumed
 
 try:
     import lightning

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 import torch
-from loader_sets import Numbers, Sizes, holders, messages, same
 
 import pyparallel
 from pyparallel.core import errors
 from pyparallel.core.errors import LoaderWarning
 from pyparallel.shm import ring as ring_module
+from tests.support.loader.loader_sets import Numbers, Sizes, holders, messages, same
 
 # When an iterator ends, torch closes queues that their feeder threads may still use.
 pytestmark = [

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 import torch
-from file_machines import GB, MIB, machine, write
 from torch.utils.data import DataLoader
 
 from pyparallel.loader import preflight
 from pyparallel.loader.preflight import Finding, Machine, check
+from tests.support.loader.file_machines import GB, MIB, machine, write
 
 pytestmark = pytest.mark.one_backend
 

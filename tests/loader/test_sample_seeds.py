@@ -14,13 +14,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-import resumed
 import torch
-from loader_sets import wait_for
-from resumed import Case, continued, opened, uninterrupted
 from torch.utils.data import Subset
 
 from pyparallel import DataLoader
+from tests.support.loader import resumed
+from tests.support.loader.loader_sets import wait_for
+from tests.support.loader.resumed import Case, continued, opened, uninterrupted
 
 
 class Augmented(resumed.Numbers):
@@ -188,8 +188,8 @@ def test_the_random_states_of_a_dataset_with_a_loader_are_unchanged(
 #: A dataset and sample_seeds by the message of their error.
 REFUSED: dict[str, tuple[Any, Any]] = {
     "DataLoader: with sample_seeds=True dataset must be map-style, so that each sample "
-    "has an index, but is iterable (resumed.Uneven). Draw from a generator that the "
-    "dataset keeps in its state_dict.": (resumed.Uneven((3,)), True),
+    "has an index, but is iterable (tests.support.loader.resumed.Uneven). Draw from a "
+    "generator that the dataset keeps in its state_dict.": (resumed.Uneven((3,)), True),
     "DataLoader: sample_seeds must be True, False or a function, but is 1 (int).": (
         range(3),
         1,

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from interpreters import Ended, run
 
 import pyparallel
+from tests.support.processes.interpreters import Ended, run
 
 pytestmark = [pytest.mark.also_peers, pytest.mark.one_backend, pytest.mark.timeout(300)]
 
@@ -22,7 +22,7 @@ PEERS = [
 ]
 
 START = f"""
-from cleared_modules import Clearing
+from tests.support.processes.cleared_modules import Clearing
 _first = Clearing()
 import atexit, gc, sys
 import torch

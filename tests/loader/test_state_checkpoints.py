@@ -13,16 +13,16 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import distributed_ranks as ranks
 import numpy as np
 import pytest
-import resumed
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch.utils.data import DistributedSampler
 
 from pyparallel import DataLoader, PreDataLoader, SizeBatchSampler
+from tests.support.loader import resumed
+from tests.support.ranks import distributed_ranks as ranks
 
 pytestmark = [
     pytest.mark.one_backend,

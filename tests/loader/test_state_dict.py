@@ -8,15 +8,22 @@ import re
 from typing import Any
 
 import pytest
-import resumed
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from resumed import ORDERS, Batch, Case, Stop, continued, uninterrupted
 from torch.utils.data import IterableDataset, get_worker_info
 from torch.utils.data.datapipes.iter import IterableWrapper
 
 from pyparallel import DataLoader
+from tests.support.loader import resumed
+from tests.support.loader.resumed import (
+    ORDERS,
+    Batch,
+    Case,
+    Stop,
+    continued,
+    uninterrupted,
+)
 
 pytestmark = pytest.mark.one_backend
 

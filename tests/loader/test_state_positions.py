@@ -14,11 +14,11 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from loader_sets import wait_for
-from resumed import Eager, Numbers, seed
 from torch.utils.data import BatchSampler, DistributedSampler
 
 from pyparallel import DataLoader, PreDataLoader, SizeBatchSampler
+from tests.support.loader.loader_sets import wait_for
+from tests.support.loader.resumed import Eager, Numbers, seed
 
 pytestmark = pytest.mark.one_backend
 

@@ -17,10 +17,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-import resumed
 import torch
-from loader_sets import Making, Numbers, wait_for
-from resumed import Case, continued, uninterrupted
 from torch.utils.data import IterableDataset, default_collate, get_worker_info
 from torch.utils.data._utils import collate as torch_collate
 from torch.utils.data._utils import worker as torch_worker
@@ -29,6 +26,9 @@ import pyparallel
 from pyparallel import DataLoader, PreDataLoader, sample_random
 from pyparallel.loader.stats import MUCH_GIL_WAIT
 from pyparallel.transfer import debug
+from tests.support.loader import resumed
+from tests.support.loader.loader_sets import Making, Numbers, wait_for
+from tests.support.loader.resumed import Case, continued, uninterrupted
 
 pytestmark = pytest.mark.timeout(120)
 

@@ -14,14 +14,13 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
-import oracle
 import pytest
-import samples
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pyparallel import DataContainer, collate, scatter, scatter_kwargs
+from tests.support.batch import oracle, samples
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # mmcv 1.x announces 2.x
@@ -32,7 +31,9 @@ with warnings.catch_warnings():
             raise
         pytest.skip(f"needs mmcv 1.x: {error}", allow_module_level=True)
 
-from collate_errors import CASES  # after the import above, which may end the module
+from tests.support.errors.collate_errors import (
+    CASES,  # after the import above, which may end the module
+)
 
 pytestmark = pytest.mark.peers
 

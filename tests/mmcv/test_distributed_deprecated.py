@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 import torch
-from distributed_model import METHODS, Recorder, caller, make_batch
 from torch import nn
 
 from pyparallel import MMDistributedDataParallel as Current
 from pyparallel import is_module_wrapper
 from pyparallel.mmcv.distributed_deprecated import MMDistributedDataParallel
+from tests.support.ranks.distributed_model import METHODS, Recorder, caller, make_batch
 
 pytestmark = pytest.mark.one_backend
 

@@ -10,12 +10,12 @@ import importlib.util
 import textwrap
 from pathlib import Path
 
-import forkserver
 import pytest
 import torch
 
 import pyparallel
 import pyparallel.mmcv
+from tests.support.processes import forkserver
 
 pytestmark = [
     pytest.mark.one_backend,

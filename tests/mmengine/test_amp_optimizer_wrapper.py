@@ -7,16 +7,16 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-import forkserver
-import optim_runs as runs
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from optim_runs import Recorded, refuses
 
 import pyparallel
 from pyparallel.mmengine import AmpOptimWrapper, OptimWrapper
+from tests.support.mmengine import optim_runs as runs
+from tests.support.mmengine.optim_runs import Recorded, refuses
+from tests.support.processes import forkserver
 
 pytestmark = pytest.mark.one_backend
 

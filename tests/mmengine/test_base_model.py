@@ -7,10 +7,8 @@ from collections import OrderedDict, UserDict
 from pathlib import Path
 from typing import Any
 
-import forkserver
 import pytest
 import torch
-from mmengine_models import batch, toy_model
 from torch import nn
 
 import pyparallel
@@ -21,6 +19,8 @@ from pyparallel.mmengine import (
     OptimWrapper,
     base_model,
 )
+from tests.support.mmengine.models import batch, toy_model
+from tests.support.processes import forkserver
 
 pytestmark = [pytest.mark.also_peers, pytest.mark.one_backend]
 

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from mmengine_compare import same
 
 from pyparallel import DataContainer
 from pyparallel.mmengine import default_collate, pseudo_collate
+from tests.support.mmengine.compare import same
 
 pytestmark = pytest.mark.also_peers
 

@@ -33,8 +33,9 @@ from mmengine.model.utils import detect_anomalous_params, stack_batch
 from mmengine.optim import OptimWrapper
 from mmengine.registry import MODEL_WRAPPERS, MODELS, Registry
 from mmengine.structures import BaseDataElement, InstanceData, PixelData
-from mmengine_compare import attempt, same
-from mmengine_models import batch, toy_model
+
+from tests.support.mmengine.compare import attempt, same
+from tests.support.mmengine.models import batch, toy_model
 
 pytestmark = pytest.mark.peers
 

@@ -12,15 +12,15 @@ import warnings
 from collections.abc import Iterator
 from typing import Any
 
-import optim_runs as runs
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from optim_runs import Recorded
 
 from pyparallel import mmengine as ours
 from pyparallel.mmengine import _upstream
+from tests.support.mmengine import optim_runs as runs
+from tests.support.mmengine.optim_runs import Recorded
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # mmengine uses torch.jit

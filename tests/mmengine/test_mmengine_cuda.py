@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from mmengine_models import batch, toy_model
 
 from pyparallel.mmengine import BaseDataPreprocessor, BaseModel, ImgDataPreprocessor
+from tests.support.mmengine.models import batch, toy_model
 
 pytestmark = pytest.mark.cuda
 

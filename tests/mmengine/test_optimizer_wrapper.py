@@ -5,15 +5,15 @@ from __future__ import annotations
 import copy
 from typing import Any
 
-import optim_runs as runs
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from optim_runs import Recorded, refuses
 from torch import nn
 
 from pyparallel.mmengine import AmpOptimWrapper, OptimWrapper, OptimWrapperDict
+from tests.support.mmengine import optim_runs as runs
+from tests.support.mmengine.optim_runs import Recorded, refuses
 
 pytestmark = [pytest.mark.also_peers, pytest.mark.one_backend]
 

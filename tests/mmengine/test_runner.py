@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 import torch
-from repository import SUPPORT
-from torchrun import torchrun
+
+from tests.support.ranks.torchrun import torchrun
+from tests.support.repository.folders import SUPPORT
 
 pytestmark = [pytest.mark.peers, pytest.mark.slow]
 
@@ -27,7 +28,7 @@ OURS = [
 AMP = "pyparallel.mmengine.amp_optimizer_wrapper.AmpOptimWrapper"
 FULLY_SHARDED = "pyparallel.mmengine.fully_sharded_distributed"
 #: Without ranks the model is its own wrapper.
-OURS_ALONE = ["mmengine_runner_parts.Reader", *OURS[1:]]
+OURS_ALONE = ["tests.support.mmengine.runner_parts.Reader", *OURS[1:]]
 
 
 class Results(list[dict[str, Any]]):
@@ -44,7 +45,7 @@ class Results(list[dict[str, Any]]):
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
     folder = tmp_path_factory.mktemp("runner")
-    done = torchrun(SUPPORT / "mmengine_runner_cases.py", str(folder))
+    done = torchrun(SUPPORT / "mmengine" / "runner_cases.py", str(folder))
     assert done.returncode == 0, done.stderr[-4000:]
     found = Results(torch.load(folder / f"{rank}.pt") for rank in range(2))
     found.log = done.stderr

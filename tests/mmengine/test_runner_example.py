@@ -7,8 +7,9 @@ import json
 from pathlib import Path
 
 import pytest
-from repository import ROOT
-from torchrun import python, torchrun
+
+from tests.support.ranks.torchrun import python, torchrun
+from tests.support.repository.folders import ROOT
 
 pytestmark = [pytest.mark.peers, pytest.mark.slow]
 

@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 import torch
-from optim_runs import refuses
-from python_runs import run
 
 import pyparallel
 from pyparallel import mmengine as ours
 from pyparallel.mmengine import _install, _upstream
+from tests.support.mmengine.optim_runs import refuses
+from tests.support.processes.python_runs import run
 
 pytestmark = [pytest.mark.also_peers, pytest.mark.one_backend, pytest.mark.slow]
 

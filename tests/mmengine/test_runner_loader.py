@@ -12,15 +12,16 @@ from typing import Any
 
 import pytest
 import torch
-from repository import ROOT, SUPPORT, python_path
 
 from pyparallel import mmengine as ours
+from tests.support.repository.folders import ROOT, SUPPORT, python_path
 
 # It may be there without the packages that it imports.
 pytest.importorskip("mmengine.runner", exc_type=ImportError)
 
 from mmengine.runner import Runner as StockRunner
-from mmengine_runner_loaders import loader, register
+
+from tests.support.mmengine.runner_loaders import loader, register
 
 pytestmark = [pytest.mark.peers, pytest.mark.slow]
 
@@ -35,7 +36,7 @@ def registered() -> Iterator[None]:
 def test_it_trains_as_mmengines_runner_with_the_loader_of_this_package(
     tmp_path: Path,
 ) -> None:
-    script = SUPPORT / "mmengine_runner_loaders.py"
+    script = SUPPORT / "mmengine" / "runner_loaders.py"
     done = subprocess.run(
         [sys.executable, script, tmp_path],
         env={**os.environ, "PYTHONPATH": python_path(ROOT)},

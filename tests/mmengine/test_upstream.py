@@ -6,12 +6,12 @@ import types
 from pathlib import Path
 from typing import Any
 
-import forkserver
 import pytest
-from optim_runs import refuses
 
 import pyparallel
 from pyparallel.mmengine import _upstream
+from tests.support.mmengine.optim_runs import refuses
+from tests.support.processes import forkserver
 
 pytestmark = [pytest.mark.also_peers, pytest.mark.one_backend]
 

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 import torch
-from distributed_ranks import launch
-from mmengine_training import Net
-from optim_runs import refuses
 from torch.distributed import fsdp
 
 from pyparallel import mmengine
 from pyparallel.mmengine.fully_sharded_distributed import resolve_dtypes
+from tests.support.mmengine.optim_runs import refuses
+from tests.support.mmengine.training import Net
+from tests.support.ranks.distributed_ranks import launch
 
 pytestmark = pytest.mark.one_backend
 
@@ -119,7 +119,7 @@ CASES += ["adversaries", "structure", "no_sync"]
     ("world", "cases"), [(2, [*CASES, "fully_shard", "fsdp"]), (4, CASES)]
 )
 def test_all_ranks_pass(world: int, cases: list[str], tmp_path: Path) -> None:
-    results = launch(tmp_path, "mmengine_cases", cases, world, limit=180)
+    results = launch(tmp_path, "tests.support.mmengine.cases", cases, world, limit=180)
     assert all(results[case] for case in cases)
 
 
@@ -131,7 +131,9 @@ def test_all_ranks_pass(world: int, cases: list[str], tmp_path: Path) -> None:
 def test_sharded_models_clip_by_the_norm_of_one_process(
     world: int, cases: list[str], tmp_path: Path
 ) -> None:
-    results = launch(tmp_path, "mmengine_sharded_cases", cases, world, limit=180)
+    results = launch(
+        tmp_path, "tests.support.mmengine.sharded_cases", cases, world, limit=180
+    )
     assert not any(any(results[case]) for case in cases)
 
 
@@ -139,5 +141,5 @@ def test_sharded_models_clip_by_the_norm_of_one_process(
 @pytest.mark.peers
 def test_sharded_models_and_wrappers_of_mmengine(tmp_path: Path) -> None:
     (case,) = cases = ["with_mmengine"]
-    results = launch(tmp_path, "mmengine_sharded_cases", cases, limit=180)
+    results = launch(tmp_path, "tests.support.mmengine.sharded_cases", cases, limit=180)
     assert results[case] == [None, None]

@@ -9,7 +9,11 @@ from typing import Any
 
 import pytest
 import torch
-from distributed_model import (
+from torch import nn
+
+from pyparallel import DataContainer, MMDataParallel, collate, is_module_wrapper
+from pyparallel.core import errors
+from tests.support.ranks.distributed_model import (
     METHODS,
     Recorder,
     caller,
@@ -17,10 +21,6 @@ from distributed_model import (
     make_net,
     make_samples,
 )
-from torch import nn
-
-from pyparallel import DataContainer, MMDataParallel, collate, is_module_wrapper
-from pyparallel.core import errors
 
 pytestmark = pytest.mark.cuda_torch
 

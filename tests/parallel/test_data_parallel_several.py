@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 import torch
-from distributed_model import METHODS, caller
 from torch import nn
 
 from pyparallel import DataContainer, MMDataParallel, scatter
 from pyparallel.mmengine import BaseModel, OptimWrapper, OptimWrapperDict
+from tests.support.ranks.distributed_model import METHODS, caller
 
 pytestmark = [pytest.mark.one_backend, pytest.mark.cuda_torch]
 

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from distributed_ranks import Results, launch
+
+from tests.support.ranks.distributed_ranks import Results, launch
 
 pytestmark = [pytest.mark.one_backend, pytest.mark.slow, pytest.mark.timeout(150)]
 
@@ -17,7 +18,9 @@ CASES += ["reducer_in_the_step", "deprecated"]
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
     folder = tmp_path_factory.mktemp("two ranks")
-    return launch(folder, "distributed_cases", ["buffers", *CASES, "join"])
+    return launch(
+        folder, "tests.support.ranks.distributed_cases", ["buffers", *CASES, "join"]
+    )
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -53,4 +56,6 @@ def test_ranks_with_unequal_numbers_of_batches_end_equal_under_join(
 
 @pytest.mark.cuda
 def test_on_a_gpu_all_but_cpu_only_data_is_moved(tmp_path: Path) -> None:
-    assert launch(tmp_path, "distributed_cases", ["on_a_gpu"], world=1)["on_a_gpu"]
+    assert launch(
+        tmp_path, "tests.support.ranks.distributed_cases", ["on_a_gpu"], world=1
+    )["on_a_gpu"]

@@ -8,10 +8,18 @@ import re
 from pathlib import Path
 from typing import Any
 
-import elastic_runs
-import forkserver
 import pytest
-from fault_ranks import FAULTY, LIMIT, SHORT, STEPS, STRUCK_STEP, WORLD
+
+from tests.support.processes import forkserver
+from tests.support.ranks import elastic_runs
+from tests.support.ranks.fault_ranks import (
+    FAULTY,
+    LIMIT,
+    SHORT,
+    STEPS,
+    STRUCK_STEP,
+    WORLD,
+)
 
 pytestmark = [pytest.mark.one_backend, pytest.mark.slow, pytest.mark.timeout(2 * LIMIT)]
 
@@ -100,7 +108,7 @@ def ended(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return where all ranks have written how they ended."""
     folder = tmp_path_factory.mktemp("faults")
     code = (
-        "import fault_ranks, fault_cases\n"
+        "from tests.support.ranks import fault_ranks, fault_cases\n"
         f"fault_ranks.run(fault_cases.CASES, {str(folder)!r})"
     )
     done = forkserver.run(code, elastic_runs.PATHS, 2 * LIMIT)

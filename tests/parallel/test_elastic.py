@@ -15,10 +15,11 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import elastic_runs
 import pytest
-from optim_runs import same_state
-from torchrun import free_port
+
+from tests.support.mmengine.optim_runs import same_state
+from tests.support.ranks import elastic_runs
+from tests.support.ranks.torchrun import free_port
 
 # As in docs/distributed.md; each test runs its commands.
 ADDRESSES, CARD = ("10.77.0.1", "10.77.0.2"), "eth0"

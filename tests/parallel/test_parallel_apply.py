@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from backends import check
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
 from pyparallel import parallel_apply
 from pyparallel.core.errors import BatchTypeError, BatchValueError, add_note
+from tests.support.processes.backends import check
 
 pytestmark = pytest.mark.one_backend
 

@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from fake_device import DEVICE, FakeDevice, Stream, memory
 
 import pyparallel
 from pyparallel.parallel import _device_threads
 from pyparallel.parallel._device_threads import DeviceThreads
+from tests.support.devices.fake_device import DEVICE, FakeDevice, Stream, memory
 
 pytestmark = pytest.mark.one_backend
 

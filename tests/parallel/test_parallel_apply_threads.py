@@ -14,8 +14,6 @@ from typing import Any
 
 import pytest
 import torch
-from prefetch_loaders import until
-from python_runs import run
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -23,6 +21,8 @@ from pyparallel import parallel_apply
 from pyparallel.parallel import _thread_pool
 from pyparallel.parallel._thread_pool import Place, ThreadPool, Worker
 from pyparallel.parallel._thread_pool import _TaskGroup as TaskGroup
+from tests.support.loader.prefetch_loaders import until
+from tests.support.processes.python_runs import run
 
 pytestmark = pytest.mark.one_backend
 

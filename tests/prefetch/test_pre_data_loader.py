@@ -15,14 +15,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from prefetch_loaders import (
-    Gate,
-    Numbers,
-    firsts,
-    passes,
-    prefetch_threads,
-    until,
-)
 from torch.utils.data import DataLoader, DistributedSampler, IterableDataset
 
 import pyparallel
@@ -30,6 +22,14 @@ from pyparallel import DataContainer as DC
 from pyparallel import LoaderStats, PreDataLoader
 from pyparallel.loader import _random_state
 from pyparallel.prefetch import _thread
+from tests.support.loader.prefetch_loaders import (
+    Gate,
+    Numbers,
+    firsts,
+    passes,
+    prefetch_threads,
+    until,
+)
 
 Pair = namedtuple("Pair", ["left", "right"])
 pytestmark = pytest.mark.tsan

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 import torch
-from prefetch_loaders import passes
 
 from pyparallel import DataContainer as DC
+from tests.support.loader.prefetch_loaders import passes
 
 pytestmark = pytest.mark.cuda
 

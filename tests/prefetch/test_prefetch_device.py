@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 import torch
-from fake_device import DEVICE, FakeDevice
-from prefetch_loaders import nothing_left, until
 
 from pyparallel import DataContainer as DC
 from pyparallel import PreDataLoader, Ragged
 from pyparallel.prefetch._to_device import DeviceStage
+from tests.support.devices.fake_device import DEVICE, FakeDevice
+from tests.support.loader.prefetch_loaders import nothing_left, until
 
 pytestmark = pytest.mark.one_backend
 

@@ -18,7 +18,10 @@ import time
 from typing import Any
 
 import pytest
-from prefetch_loaders import (
+
+from pyparallel import PreDataLoader
+from pyparallel.prefetch import _thread
+from tests.support.loader.prefetch_loaders import (
     SOON,
     Numbers,
     firsts,
@@ -27,10 +30,7 @@ from prefetch_loaders import (
     prefetch_threads,
     until,
 )
-from repository import ROOT, SUPPORT, python_path
-
-from pyparallel import PreDataLoader
-from pyparallel.prefetch import _thread
+from tests.support.repository.folders import ROOT, SUPPORT, python_path
 
 pytestmark = [
     pytest.mark.one_backend,
@@ -226,7 +226,7 @@ def exits(request: pytest.FixtureRequest) -> dict[str, list[Any]]:
     """Run all ends in processes forked from one that has imported torch."""
     environment = {
         **os.environ,
-        "PYTHONPATH": python_path(SUPPORT, ROOT),
+        "PYTHONPATH": python_path(ROOT),
         "OMP_NUM_THREADS": "1",
     }
     done = subprocess.run(
@@ -234,7 +234,7 @@ def exits(request: pytest.FixtureRequest) -> dict[str, list[Any]]:
             sys.executable,
             "-W",
             "error",
-            str(SUPPORT / "prefetch_exits.py"),
+            str(SUPPORT / "loader" / "prefetch_exits.py"),
             request.param,
         ],
         capture_output=True,

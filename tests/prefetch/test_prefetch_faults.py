@@ -20,7 +20,13 @@ from typing import Any
 import psutil
 import pytest
 import torch
-from prefetch_loaders import (
+from torch.utils.data import DataLoader, IterableDataset, get_worker_info
+
+import pyparallel
+from pyparallel import LoaderWarning, PreDataLoader
+from pyparallel.loader.epoch import Stopped
+from pyparallel.prefetch import _thread, iterator
+from tests.support.loader.prefetch_loaders import (
     SOON,
     Gate,
     Numbers,
@@ -34,13 +40,7 @@ from prefetch_loaders import (
     prefetch_threads,
     until,
 )
-from prefetch_loaders import loader as torch_loader
-from torch.utils.data import DataLoader, IterableDataset, get_worker_info
-
-import pyparallel
-from pyparallel import LoaderWarning, PreDataLoader
-from pyparallel.loader.epoch import Stopped
-from pyparallel.prefetch import _thread, iterator
+from tests.support.loader.prefetch_loaders import loader as torch_loader
 
 pytestmark = [
     pytest.mark.one_backend,

@@ -11,12 +11,12 @@ from html.parser import HTMLParser
 from xml.etree import ElementTree
 
 import pytest
-from profile_records import MS, steady, summary
 
 from pyparallel.profiler import report
 from pyparallel.profiler.page import COLOURS, page
 from pyparallel.profiler.record import Event, Record
 from pyparallel.profiler.summary import PARTS, Summary
+from tests.support.profiler.profile_records import MS, steady, summary
 
 pytestmark = pytest.mark.one_backend
 

@@ -14,14 +14,8 @@ import sys
 import types
 from pathlib import Path
 
-import forkserver
-import profile_script
 import pytest
 import torch
-from process_resources import SERVER
-from profile_records import steady
-from profile_records import summary as summary_of
-from repository import ROOT, python_path
 from torch.utils.data import DataLoader as TorchLoader
 from torch.utils.data import Dataset
 
@@ -34,6 +28,12 @@ from pyparallel.profiler.advice import advise
 from pyparallel.profiler.record import Record
 from pyparallel.profiler.recorder import VARIABLE, Settings
 from pyparallel.profiler.summary import Summary
+from tests.support.processes import forkserver
+from tests.support.processes.process_resources import SERVER
+from tests.support.profiler import profile_script
+from tests.support.profiler.profile_records import steady
+from tests.support.profiler.profile_records import summary as summary_of
+from tests.support.repository.folders import ROOT, python_path
 
 pytestmark = pytest.mark.one_backend
 

@@ -9,11 +9,11 @@ import re
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from profile_records import MS, steady, summary
 
 from pyparallel.profiler.advice import advise
 from pyparallel.profiler.record import Event, Record, collect
 from pyparallel.profiler.summary import PARTS, segments, summarize
+from tests.support.profiler.profile_records import MS, steady, summary
 
 pytestmark = pytest.mark.one_backend
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from types import ModuleType
 
-import from_scripts
 import pytest
+
+from tests.support.repository import from_scripts
 
 pytestmark = pytest.mark.one_backend
 

@@ -11,15 +11,15 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import elastic_runs
-import forkserver
 import pytest
 import torch
 import torch.distributed as dist
-from bad_inputs import picture
-from repository import ROOT
 
 from pyparallel import DataLoader
+from tests.support.errors.bad_inputs import picture
+from tests.support.processes import forkserver
+from tests.support.ranks import elastic_runs
+from tests.support.repository.folders import ROOT
 
 pytestmark = [pytest.mark.one_backend, pytest.mark.slow]
 

@@ -10,7 +10,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from repository import ROOT, SUPPORT
+
+from tests.support.repository.folders import ROOT, python_path
 
 pytestmark = pytest.mark.one_backend
 
@@ -20,8 +21,6 @@ def run(
 ) -> tuple[dict[str, int], str]:
     """Run tests under a copy of the file; return the counts of outcomes, the output."""
     shutil.copy(ROOT / "tests" / "conftest.py", folder)
-    for name in ("fake_cuda", "gpu_run", "process_resources"):
-        shutil.copy(SUPPORT / f"{name}.py", folder)
     (folder / "pytest.ini").write_text(
         "[pytest]\nmarkers =\n  cuda: needs a GPU\n  fake_cuda: needs the fake\n"
         "filterwarnings =\n  error\n  ignore:known\n"
@@ -30,7 +29,7 @@ def run(
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "."]
     command += options
     env = {k: v for k, v in os.environ.items() if not k.startswith("PYPARALLEL_")}
-    env |= {"CUDA_VISIBLE_DEVICES": "", **variables}
+    env |= {"CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": python_path(ROOT), **variables}
     done = subprocess.run(
         command, cwd=folder, env=env, capture_output=True, text=True, timeout=100
     )

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from repository import ROOT
+
+from tests.support.repository.folders import ROOT
 
 CSRC = ROOT / "csrc"
 TORCH_HEADERS = Path(torch.__file__).parent / "include"

@@ -13,12 +13,12 @@ from unittest import mock
 
 import pytest
 import torch.distributed as dist
-from docs_blocks import all_blocks, run_page
-from repository import ROOT
-from torchrun import python
 
 import pyparallel
 import pyparallel.mmcv
+from tests.support.ranks.torchrun import python
+from tests.support.repository.docs_blocks import all_blocks, run_page
+from tests.support.repository.folders import ROOT
 
 pytestmark = [pytest.mark.one_backend, pytest.mark.slow]
 

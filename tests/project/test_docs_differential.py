@@ -13,10 +13,11 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from docs_blocks import blocks, run_page
-from repository import ROOT, SUPPORT
 from torch import nn
-from torchrun import python, torchrun
+
+from tests.support.ranks.torchrun import python, torchrun
+from tests.support.repository.docs_blocks import blocks, run_page
+from tests.support.repository.folders import ROOT, SUPPORT
 
 # What these packages, or torch on their behalf, deprecate is not ours.
 pytestmark = [
@@ -107,7 +108,11 @@ def test_other_programs_run_in_two_processes(
 
 @needs("mmengine")
 def test_every_config_of_the_recipes_trains(tmp_path: Path) -> None:
-    done = python(SUPPORT / "docs_recipes.py", str(tmp_path), options=("-W", "ignore"))
+    done = python(
+        SUPPORT / "repository" / "docs_recipes.py",
+        str(tmp_path),
+        options=("-W", "ignore"),
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     ours = "pyparallel.mmengine."
     plain = ["docs_recipes.Tiny", "docs_recipes.Several"]

@@ -11,8 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-from docs_blocks import all_blocks, pages
-from repository import ROOT
 
 import pyparallel
 import pyparallel.memory
@@ -20,6 +18,8 @@ import pyparallel.mmcv
 import pyparallel.mmengine
 from pyparallel import Collate, Pad
 from pyparallel.core import errors
+from tests.support.repository.docs_blocks import all_blocks, pages
+from tests.support.repository.folders import ROOT
 
 pytestmark = pytest.mark.one_backend
 

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from repository import ROOT, SUPPORT, python_path
-from torchrun import python, torchrun
 
 import pyparallel
+from tests.support.ranks.torchrun import python, torchrun
+from tests.support.repository.folders import ROOT, SUPPORT, python_path
 
 pytestmark = pytest.mark.one_backend
 
@@ -93,7 +93,7 @@ def test_a_sharded_run_continues_after_signals(
     def run(folder: str, processes: int, *faults: str) -> list[int]:
         (tmp_path / folder).mkdir(exist_ok=True)
         arguments = str(tmp_path / folder), "2", *faults
-        script = SUPPORT / "sharded_job.py"
+        script = SUPPORT / "ranks" / "sharded_job.py"
         done = torchrun(script, *arguments, processes=processes)
         assert done.returncode == 0, done.stderr
         return [int(index) for index in re.findall(r"uses (\d+)\.", done.stdout)]

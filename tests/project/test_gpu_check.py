@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from repository import ROOT
+
+from tests.support.repository.folders import ROOT
 
 pytestmark = pytest.mark.one_backend
 

@@ -7,7 +7,8 @@ import importlib
 from pathlib import Path
 
 import pytest
-from repository import ROOT
+
+from tests.support.repository.folders import ROOT
 
 pytestmark = pytest.mark.one_backend
 

@@ -6,7 +6,8 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from repository import ROOT
+
+from tests.support.repository.folders import ROOT
 
 pytestmark = pytest.mark.one_backend
 

@@ -7,11 +7,11 @@ import re
 from pathlib import Path
 
 import pytest
-from repository import ROOT
 
 from tests.mutations.entry import ALL, FILES
 from tests.mutations.page import is_current, pages, recorded
 from tests.mutations.trial import NOTICED, problem
+from tests.support.repository.folders import ROOT
 
 pytestmark = pytest.mark.one_backend
 

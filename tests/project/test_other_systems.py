@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from repository import ROOT
-from torchrun import python
+
+from tests.support.ranks.torchrun import python
+from tests.support.repository.folders import ROOT
 
 pytestmark = pytest.mark.one_backend
 

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from repository import ROOT
 
 from pyparallel import backend
 from pyparallel.core import versions
+from tests.support.repository.folders import ROOT
 
 pytestmark = pytest.mark.one_backend
 

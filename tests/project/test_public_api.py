@@ -8,11 +8,11 @@ import sys
 from collections.abc import Iterator
 from types import ModuleType
 
-import from_scripts
 import pytest
-from repository import ROOT
 
 import pyparallel
+from tests.support.repository import from_scripts
+from tests.support.repository.folders import ROOT
 
 pytestmark = pytest.mark.one_backend
 

@@ -7,8 +7,9 @@ import tarfile
 import zipfile
 from pathlib import Path
 
-import from_scripts
 import pytest
+
+from tests.support.repository import from_scripts
 
 pytestmark = pytest.mark.one_backend
 

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from repository import ROOT
 
 from pyparallel import DataContainer
+from tests.support.repository.folders import ROOT
 
 pytestmark = pytest.mark.one_backend
 

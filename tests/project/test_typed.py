@@ -8,13 +8,13 @@ import importlib
 import inspect
 
 import pytest
-from repository import ROOT
 
 import pyparallel
 import pyparallel.mmcv
 import pyparallel.mmengine
 import pyparallel.registry
 from pyparallel import Padding
+from tests.support.repository.folders import ROOT
 
 pytestmark = pytest.mark.one_backend
 

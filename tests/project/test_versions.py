@@ -7,10 +7,10 @@ import sys
 
 import pytest
 import torch
-from repository import ROOT
 
 from pyparallel.core import versions
 from pyparallel.core.versions import NEWEST_TORCH, OLDEST_TORCH, PYTHONS
+from tests.support.repository.folders import ROOT
 
 
 def text_of(name: str) -> str:

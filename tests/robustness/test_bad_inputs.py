@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 import torch
-from bad_inputs import Case, Refused, attempt
-from bad_inputs_all import CASES, TABLES
-from loader_sets import all_free, no_feeders, wait_for
-from repository import SUPPORT
 
 import pyparallel
 from pyparallel import DataContainer
 from pyparallel.core import errors
+from tests.support.errors.bad_inputs import Case, Refused, attempt
+from tests.support.errors.bad_inputs_all import CASES, TABLES
+from tests.support.loader.loader_sets import all_free, no_feeders, wait_for
+from tests.support.repository.folders import ROOT
 
 #: What collate refuses, wherever it runs.
 REFUSED = [
@@ -44,9 +44,9 @@ def test_a_bad_input_has_one_answer_and_changes_nothing(
 @pytest.mark.python_optimized
 def test_errors_are_equal_without_asserts() -> None:
     num_cases = len(CASES) - len(TABLES["slow"])
-    path = [str(SUPPORT), *filter(None, sys.path)]
+    path = [str(ROOT), *filter(None, sys.path)]
     result = subprocess.run(
-        [sys.executable, "-O", "-m", "bad_inputs_all"],
+        [sys.executable, "-O", "-m", "tests.support.errors.bad_inputs_all"],
         env=os.environ | {"PYTHONPATH": os.pathsep.join(path)},
         capture_output=True,
         text=True,

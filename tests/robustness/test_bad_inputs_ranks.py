@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import bad_inputs_ranks
 import pytest
 import torch
-from distributed_ranks import launch
+
+from tests.support.errors import bad_inputs_ranks
+from tests.support.ranks.distributed_ranks import launch
 
 pytestmark = [pytest.mark.one_backend, pytest.mark.slow]
 
@@ -16,7 +17,9 @@ pytestmark = [pytest.mark.one_backend, pytest.mark.slow]
 def test_a_refused_batch_leaves_the_group_and_the_training_as_they_were(
     tmp_path: Path,
 ) -> None:
-    results = launch(tmp_path, "bad_inputs_ranks", ["refused_batches"])
+    results = launch(
+        tmp_path, "tests.support.errors.bad_inputs_ranks", ["refused_batches"]
+    )
     first, second = results["refused_batches"]
     assert first["bad"] == 0
     assert second["bad"] >= 8

@@ -8,12 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from backends import check
-from host_device import CPU, HostDevice
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from loader_sets import Sizes, messages
-from prefetch_loaders import passes, until
 
 import pyparallel
 from pyparallel import backend, memory
@@ -21,6 +17,10 @@ from pyparallel.core import errors
 from pyparallel.core.errors import BatchTypeError, BatchValueError, LoaderWarning
 from pyparallel.shm.ring import Ring, largest_slab, total_nbytes
 from pyparallel.transfer import to_device
+from tests.support.devices.host_device import CPU, HostDevice
+from tests.support.loader.loader_sets import Sizes, messages
+from tests.support.loader.prefetch_loaders import passes, until
+from tests.support.processes.backends import check
 
 MIB = 1 << 20
 blocks = pytest.mark.skipif(

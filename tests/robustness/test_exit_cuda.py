@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from loader_processes import run
+
+from tests.support.loader.loader_processes import run
 
 pytestmark = [pytest.mark.cuda, pytest.mark.timeout(120)]
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 import types
 from typing import Any
 
-import fuzz_batches
-import fuzz_operators
 import pytest
 import torch
-from backends import needs_native, reference
-from fuzz_batches import any_case
-from fuzzed import Numbers, search
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+
+from tests.support.fuzzing import fuzz_batches, fuzz_operators
+from tests.support.fuzzing.fuzz_batches import any_case
+from tests.support.fuzzing.fuzzed import Numbers, search
+from tests.support.processes.backends import needs_native, reference
 
 pytestmark = [pytest.mark.one_backend, pytest.mark.slow]
 

@@ -12,10 +12,8 @@ import sys
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-import fake_cuda
 import pytest
 import torch
-from repository import ROOT, SUPPORT, python_path
 from torch import Tensor
 from torch.utils.data import Dataset
 
@@ -27,6 +25,8 @@ from pyparallel import (
     collate,
     scatter,
 )
+from tests.support.devices import fake_cuda
+from tests.support.repository.folders import ROOT, python_path
 
 pytestmark = [
     pytest.mark.cuda,
@@ -187,7 +187,7 @@ ALLOCATORS = [
 CAPTURE = """
 import threading, warnings
 import torch
-from loader_sets import Numbers
+from tests.support.loader.loader_sets import Numbers
 from pyparallel import DataLoader, PreDataLoader
 warnings.filterwarnings("ignore", "This process .* is multi-threaded")
 warnings.filterwarnings("ignore", ".PP201")
@@ -229,7 +229,7 @@ def test_batches_arrive_beside_a_capture_with_each_allocator(setting: str) -> No
 def run(code: str, **variables: str) -> list[str]:
     done = subprocess.run(
         [sys.executable, "-c", code],
-        env={**os.environ, "PYTHONPATH": python_path(ROOT, SUPPORT), **variables},
+        env={**os.environ, "PYTHONPATH": python_path(ROOT), **variables},
         cwd=ROOT,
         capture_output=True,
         text=True,

@@ -17,9 +17,6 @@ from typing import Any, NamedTuple
 import psutil
 import pytest
 import torch
-from fake_device import FakeDevice
-from loader_sets import Numbers, children, num_fds, wait_for
-from process_resources import memfds, shared_names
 
 from pyparallel import (
     DataContainer,
@@ -32,6 +29,9 @@ from pyparallel import (
     scatter,
 )
 from pyparallel.scatter_gather.to_host import HostCopy
+from tests.support.devices.fake_device import FakeDevice
+from tests.support.loader.loader_sets import Numbers, children, num_fds, wait_for
+from tests.support.processes.process_resources import memfds, shared_names
 
 # When an iterator ends, torch closes queues that their feeder threads may still use.
 pytestmark = [

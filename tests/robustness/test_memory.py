@@ -11,12 +11,12 @@ import time
 
 import pytest
 import torch
-from backends import both, check
 from torch.utils.data import DataLoader
 
 import pyparallel
 from pyparallel import DataContainer, collate, memory
 from pyparallel import backend as backend_module
+from tests.support.processes.backends import both, check
 
 pytestmark = [pytest.mark.cuda_torch, pytest.mark.asan, pytest.mark.tsan]
 

@@ -10,14 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from backends import both, using
-from entry_points import ENTRY_POINTS, by_rule, tensors_of
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.data import default_collate
 
 from pyparallel import Pad, PreDataLoader, Stack, collate, scatter, to_host
 from pyparallel.batch import allocation
+from tests.support.processes.backends import both, using
+from tests.support.processes.entry_points import ENTRY_POINTS, by_rule, tensors_of
 
 pytestmark = [pytest.mark.cuda_torch, pytest.mark.asan]
 

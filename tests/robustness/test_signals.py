@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-from backends import native
 
 import pyparallel
 from pyparallel import (
@@ -22,6 +21,7 @@ from pyparallel import (
     memory,
     scatter,
 )
+from tests.support.processes.backends import native
 
 pytestmark = [pytest.mark.asan, pytest.mark.tsan]
 

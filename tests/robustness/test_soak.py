@@ -8,8 +8,9 @@ import subprocess
 import sys
 
 import pytest
-import soak
-from repository import ROOT, SUPPORT, python_path
+
+from tests.support.loader import soak
+from tests.support.repository.folders import ROOT, SUPPORT, python_path
 
 pytestmark = [pytest.mark.one_backend, pytest.mark.slow]
 
@@ -19,8 +20,8 @@ def test_with_every_fault_no_sample_is_lost_and_nothing_is_left() -> None:
     # Spawned workers import torch for seconds, so only the long run has them.
     options = ["--batches=24", "--seed=3", "--starts=fork:8 forkserver:3 fork:8"]
     done = subprocess.run(
-        [sys.executable, str(SUPPORT / "soak.py"), *options],
-        env={**os.environ, "PYTHONPATH": python_path(ROOT, SUPPORT)},
+        [sys.executable, str(SUPPORT / "loader" / "soak.py"), *options],
+        env={**os.environ, "PYTHONPATH": python_path(ROOT)},
         capture_output=True,
         text=True,
         timeout=390,

@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 import torch
-from fake_device import DEVICE, FakeDevice
-from loader_sets import Making
 
 import pyparallel
 from pyparallel import DataContainer, Padding, Ragged, backend
 from pyparallel.scatter_gather.to_host import HostCopy
 from pyparallel.transfer import to_device
+from tests.support.devices.fake_device import DEVICE, FakeDevice
+from tests.support.loader.loader_sets import Making
 
 # When an iterator ends, torch closes queues that their feeder threads may still use.
 pytestmark = [

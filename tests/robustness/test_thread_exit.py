@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import signal
 
-import interpreters
 import pytest
 
 from pyparallel import backend
+from tests.support.processes import interpreters
 
 pytestmark = [pytest.mark.one_backend, pytest.mark.slow]
 

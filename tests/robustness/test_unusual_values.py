@@ -11,8 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from backends import both, using
-from entry_points import ENTRY_POINTS, tensors_of
 
 from pyparallel import (
     Collate,
@@ -29,6 +27,8 @@ from pyparallel import (
     to_host,
 )
 from pyparallel.core.errors import Error
+from tests.support.processes.backends import both, using
+from tests.support.processes.entry_points import ENTRY_POINTS, tensors_of
 
 pytestmark = [
     pytest.mark.cuda_torch,

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 import torch
-from docs_blocks import blocks
 from hypothesis import given
 from hypothesis import strategies as st
-from torchrun import torchrun
 
 from pyparallel import DistributedEvalSampler
+from tests.support.ranks.torchrun import torchrun
+from tests.support.repository.docs_blocks import blocks
 
 pytestmark = pytest.mark.one_backend
 

@@ -10,16 +10,16 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-import forkserver
 import numpy as np
 import pytest
 import torch
 import torch.utils.data
 from hypothesis import given
 from hypothesis import strategies as st
-from repository import ROOT
 
 from pyparallel import DataLoader, Padding, SizeBatchSampler, pad_stack
+from tests.support.processes import forkserver
+from tests.support.repository.folders import ROOT
 
 pytestmark = pytest.mark.one_backend
 

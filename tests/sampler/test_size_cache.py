@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-import sampler_ranks
-from distributed_ranks import launch
 
 from pyparallel import LoaderWarning, SizeBatchSampler
 from pyparallel.sampler import _measure
+from tests.support.ranks import sampler_ranks
+from tests.support.ranks.distributed_ranks import launch
 
 pytestmark = pytest.mark.one_backend
 
@@ -256,7 +256,9 @@ def test_wrong_sizes_leave_no_file(cache: Path) -> None:
 def test_ranks_that_write_a_cache_at_once_leave_one_complete_file(
     tmp_path: Path,
 ) -> None:
-    results = launch(tmp_path, "sampler_ranks", ["caches"], limit=120)
+    results = launch(
+        tmp_path, "tests.support.ranks.sampler_ranks", ["caches"], limit=120
+    )
     sizes = [list(size) for size in sampler_ranks.SIZES]
     every, files = list(range(len(sampler_ranks.SIZES))), ["sizes.npz"]
     for first, second in results["caches"]:

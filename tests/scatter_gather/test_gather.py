@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from collate_errors import freed
 
 from pyparallel import DataContainer, Padded, Ragged, gather
 from pyparallel.scatter_gather import gather as gather_module
+from tests.support.errors.collate_errors import freed
 
 pytestmark = pytest.mark.cuda_torch
 

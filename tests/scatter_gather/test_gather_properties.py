@@ -10,9 +10,9 @@ from typing import Any
 import hypothesis.strategies as st
 import torch
 from hypothesis import given, settings
-from samples import Frozen, Pair, rebuild, same
 
 from pyparallel import DataContainer, gather
+from tests.support.batch.samples import Frozen, Pair, rebuild, same
 
 
 @dataclass(frozen=True)

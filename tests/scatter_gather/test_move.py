@@ -9,14 +9,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import samples
 import torch
-from backends import native, needs_native, reference, using
 from hypothesis import given
 from hypothesis import strategies as st
-from python_steps import steps
 from torch.autograd import forward_ad
-from worker_allocations import with_allocations
 
 from benchmarks.data import nested_batch
 from pyparallel import DataContainer, backend, scatter
@@ -26,6 +22,10 @@ from pyparallel.batch.stack import int64_tensor
 from pyparallel.scatter_gather import move
 from pyparallel.scatter_gather.split import Options, whole_parts
 from pyparallel.transfer import to_device
+from tests.support.batch import samples
+from tests.support.loader.worker_allocations import with_allocations
+from tests.support.processes.backends import native, needs_native, reference, using
+from tests.support.processes.python_steps import steps
 
 META = torch.device("meta")  # takes tensors, and has no streams of its own
 

@@ -7,10 +7,10 @@ import collections
 import numpy as np
 import pytest
 import torch
-from samples import Frozen, Pair
 
 from pyparallel import DataContainer as DC
 from pyparallel import collate, scatter, scatter_kwargs
+from tests.support.batch.samples import Frozen, Pair
 
 pytestmark = [pytest.mark.cuda_torch, pytest.mark.asan]
 

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 import torch
-from fake_device import DEVICE, FakeDevice
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pyparallel import scatter
 from pyparallel.core import devices
 from pyparallel.transfer import to_device
+from tests.support.devices.fake_device import DEVICE, FakeDevice
 
 pytestmark = pytest.mark.one_backend
 

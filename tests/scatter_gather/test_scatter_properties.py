@@ -10,10 +10,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from samples import Pair, rebuild, same
 
 from pyparallel import DataContainer as DC
 from pyparallel import scatter
+from tests.support.batch.samples import Pair, rebuild, same
 
 pytestmark = pytest.mark.asan
 

@@ -11,17 +11,17 @@ from unittest import mock
 
 import pytest
 import torch
-from fake_device import DEVICE, FakeDevice
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from raw_bytes import bytes_of
-from samples import DTYPES, tensors
 
 from pyparallel import start_to_host, to_host
 from pyparallel.core import errors
 from pyparallel.scatter_gather.to_host import HostCopy
 from pyparallel.transfer import engine, pinned_results, to_device
 from pyparallel.transfer import layout as layout_module
+from tests.support.batch.raw_bytes import bytes_of
+from tests.support.batch.samples import DTYPES, tensors
+from tests.support.devices.fake_device import DEVICE, FakeDevice
 
 pytestmark = [pytest.mark.cuda_torch, pytest.mark.asan, pytest.mark.tsan]
 

@@ -7,16 +7,16 @@ from typing import Any
 
 import pytest
 import torch
-from backends import native, needs_native, using
-from python_steps import steps
-from raw_bytes import DTYPES, bytes_of
-from samples import as_it_lies
 from torch.profiler import ProfilerActivity, profile
 
 from pyparallel import DataContainer as DC
 from pyparallel import backend, start_to_host, to_host
 from pyparallel.transfer import to_device
 from pyparallel.transfer.pinned_results import host_slabs
+from tests.support.batch.raw_bytes import DTYPES, bytes_of
+from tests.support.batch.samples import as_it_lies
+from tests.support.processes.backends import native, needs_native, using
+from tests.support.processes.python_steps import steps
 
 pytestmark = [
     pytest.mark.cuda,

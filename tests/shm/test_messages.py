@@ -6,8 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-from batch_kinds import ALL, FOREIGN, OWN
-from loader_sets import num_fds, same
 from torch.utils._pytree import tree_leaves
 
 import pyparallel
@@ -15,6 +13,8 @@ from pyparallel.batch import allocation
 from pyparallel.shm.messages import INLINE_NBYTES, LazySlab, Packed, pack, unpack
 from pyparallel.shm.ring import FREE, PARENT, Ring
 from pyparallel.workers import descriptors
+from tests.support.batch.batch_kinds import ALL, FOREIGN, OWN
+from tests.support.loader.loader_sets import num_fds, same
 
 pytestmark = [
     pytest.mark.asan,

@@ -14,7 +14,6 @@ from unittest.mock import Mock
 
 import pytest
 import torch
-from ring_workers import Worker
 
 import pyparallel
 from pyparallel.shm import pinning
@@ -22,6 +21,7 @@ from pyparallel.shm.messages import LazySlab, pack, unpack
 from pyparallel.shm.ring import FREE, PARENT, Ring
 from pyparallel.transfer import engine, to_device
 from pyparallel.workers import descriptors
+from tests.support.loader.ring_workers import Worker
 
 
 class Mark:

@@ -7,16 +7,16 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import fake_cuda
 import pytest
 import torch
-from loader_sets import wait_for
-from ring_workers import Worker
 
 from pyparallel import scatter
 from pyparallel.shm import pinning
 from pyparallel.shm.ring import FREE, PARENT, Ring
 from pyparallel.transfer import to_device
+from tests.support.devices import fake_cuda
+from tests.support.loader.loader_sets import wait_for
+from tests.support.loader.ring_workers import Worker
 
 pytestmark = [pytest.mark.cuda, pytest.mark.fake_cuda]  # streams are held
 

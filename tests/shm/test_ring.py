@@ -12,11 +12,8 @@ import sys
 import threading
 from typing import Any
 
-import loader_sets
-import process_resources
 import pytest
 import torch
-from ring_workers import WORKER, Received, Worker, whole
 
 import pyparallel
 from pyparallel import backend
@@ -24,6 +21,9 @@ from pyparallel.batch import allocation
 from pyparallel.shm.ring import FREE, PARENT, Ring
 from pyparallel.shm.serialization import SlabLocation
 from pyparallel.transfer import debug
+from tests.support.loader import loader_sets
+from tests.support.loader.ring_workers import WORKER, Received, Worker, whole
+from tests.support.processes import process_resources
 
 pytestmark = [pytest.mark.asan, pytest.mark.tsan]
 

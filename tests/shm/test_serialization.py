@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from loader_sets import Scene, num_fds, same
-from ring_workers import Received, Worker, send
 
 import pyparallel
 from pyparallel.batch import allocation
 from pyparallel.shm import memfd, serialization
 from pyparallel.shm.messages import LazySlab
 from pyparallel.shm.ring import FREE, Ring
+from tests.support.loader.loader_sets import Scene, num_fds, same
+from tests.support.loader.ring_workers import Received, Worker, send
 
 HOLDER = 2
 

@@ -12,13 +12,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 from unittest import mock
 
-import fake_cuda
 import pytest
 import torch
-from gil import others_run_during
-from loader_sets import wait_for
-from repository import ROOT
-from ring_workers import Worker
 
 from pyparallel import (
     DataLoader,
@@ -36,6 +31,11 @@ from pyparallel.shm.ring import FREE, PARENT, Ring
 from pyparallel.transfer import to_device
 from pyparallel.transfer.device import torch_return
 from pyparallel.transfer.to_device import MixedCopy
+from tests.support.devices import fake_cuda
+from tests.support.loader.loader_sets import wait_for
+from tests.support.loader.ring_workers import Worker
+from tests.support.processes.gil import others_run_during
+from tests.support.repository.folders import ROOT
 
 pytestmark = [
     pytest.mark.cuda,
@@ -284,8 +284,7 @@ def test_a_refused_batch_is_copied_one_by_one(code: int) -> None:
 
 REFUSED_BATCH = """
 import sys
-sys.path.insert(0, "tests/support")
-import fake_cuda
+from tests.support.devices import fake_cuda
 import torch
 from pyparallel import backend, scatter
 from pyparallel.doctor import self_test

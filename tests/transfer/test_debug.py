@@ -8,10 +8,13 @@ from typing import Any
 
 import pytest
 import torch
-from fake_device import DEVICE, FakeDevice, memory
 from hypothesis import given
 from hypothesis import strategies as st
-from probed_device import (
+
+from pyparallel.transfer import debug, layout, to_device
+from pyparallel.transfer import device as device_module
+from tests.support.devices.fake_device import DEVICE, FakeDevice, memory
+from tests.support.devices.probed_device import (
     Device,
     FakeProbe,
     ProbedRing,
@@ -20,9 +23,6 @@ from probed_device import (
     passed,
     stale,
 )
-
-from pyparallel.transfer import debug, layout, to_device
-from pyparallel.transfer import device as device_module
 
 pytestmark = pytest.mark.one_backend
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import forkserver
-import interpreters
 import pytest
-from repository import ROOT, SUPPORT
 
 from pyparallel import backend
+from tests.support.processes import forkserver, interpreters
+from tests.support.repository.folders import ROOT
 
 pytestmark = pytest.mark.one_backend
 
@@ -15,7 +14,7 @@ pytestmark = pytest.mark.one_backend
 def run(code: str, value: str, monkeypatch: pytest.MonkeyPatch) -> str:
     """Return the output of a process with the variable's value from its start on."""
     monkeypatch.setenv("PYPARALLEL_DEBUG", value)
-    exit_code, output = forkserver.run(code, [str(ROOT), str(SUPPORT)])
+    exit_code, output = forkserver.run(code, [str(ROOT)])
     assert exit_code == 0, output
     return output
 
@@ -37,8 +36,8 @@ print(debug.enabled, debug.poison_enabled, Ring(1, 1 << 16).poison_enabled)
 
 LAST = """
 import torch
-from fake_device import DEVICE
-from probed_device import Trampling
+from tests.support.devices.fake_device import DEVICE
+from tests.support.devices.probed_device import Trampling
 from pyparallel.transfer import debug, to_device
 debug.EXIT_SECONDS = 30  # of a busy machine
 device = Trampling()
@@ -54,8 +53,8 @@ def test_the_last_batch_is_checked_when_the_interpreter_ends():
 
 FORK = """
 import os, torch, warnings
-from fake_device import DEVICE
-from probed_device import Device, held_back
+from tests.support.devices.fake_device import DEVICE
+from tests.support.devices.probed_device import Device, held_back
 from pyparallel.transfer import debug, to_device
 device = Device()
 gate = held_back(device)

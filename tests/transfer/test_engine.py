@@ -13,17 +13,17 @@ from functools import partial
 
 import pytest
 import torch
-from backends import check, native, needs_native
-from gil import others_run_during
-from host_device import COPIES, CPU, MAIN, HostDevice, HostStream
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from raw_bytes import bytes_of
 
 from pyparallel import backend
 from pyparallel.backend import _python
 from pyparallel.transfer import device as device_module
 from pyparallel.transfer import layout, to_device
+from tests.support.batch.raw_bytes import bytes_of
+from tests.support.devices.host_device import COPIES, CPU, MAIN, HostDevice, HostStream
+from tests.support.processes.backends import check, native, needs_native
+from tests.support.processes.gil import others_run_during
 
 pytestmark = [
     pytest.mark.cuda_torch,

@@ -8,13 +8,13 @@ from unittest import mock
 
 import pytest
 import torch
-from fake_device import DEVICE
 
 from pyparallel import backend
 from pyparallel.transfer import device as device_module
 from pyparallel.transfer import to_device
 from pyparallel.transfer.device import TorchReturn, torch_return
 from pyparallel.transfer.from_device import PackedHostCopy
+from tests.support.devices.fake_device import DEVICE
 
 pytestmark = [pytest.mark.one_backend, pytest.mark.tsan]
 

@@ -10,15 +10,15 @@ import threading
 
 import pytest
 import torch
-from collate_errors import freed
-from fake_device import DEVICE, FakeDevice, PinnedRing
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from raw_bytes import bytes_of
 
 from pyparallel import backend
 from pyparallel.transfer import layout as layout_module
 from pyparallel.transfer import to_device
+from tests.support.batch.raw_bytes import bytes_of
+from tests.support.devices.fake_device import DEVICE, FakeDevice, PinnedRing
+from tests.support.errors.collate_errors import freed
 
 DTYPES = [torch.uint8, torch.float32, torch.int64, torch.float16, torch.bool]
 

@@ -9,12 +9,12 @@ import threading
 import weakref
 from collections.abc import Callable
 
-import interpreters
 import pytest
 import torch
 
 from pyparallel.transfer import engine
 from pyparallel.transfer.pinned_results import HostSlabs
+from tests.support.processes import interpreters
 
 pytestmark = pytest.mark.one_backend
 

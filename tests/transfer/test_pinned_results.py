@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 import torch
-from fake_device import FakeDevice
 
 from pyparallel import LoaderWarning, memory
 from pyparallel.core import errors
 from pyparallel.scatter_gather.to_host import HostCopy
 from pyparallel.transfer import pinned_results, to_device
 from pyparallel.transfer.pinned_results import HostSlabs, host_slabs
+from tests.support.devices.fake_device import FakeDevice
 
 
 def pinned(nbytes: int) -> torch.Tensor:

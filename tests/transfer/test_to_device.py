@@ -9,13 +9,13 @@ from unittest import mock
 
 import pytest
 import torch
-from fake_device import DEVICE, FakeDevice, memory
-from probed_device import Device
-from raw_bytes import bytes_of
 
 from pyparallel.transfer import debug, layout, to_device
 from pyparallel.transfer import device as device_module
 from pyparallel.transfer.to_device import MixedCopy
+from tests.support.batch.raw_bytes import bytes_of
+from tests.support.devices.fake_device import DEVICE, FakeDevice, memory
+from tests.support.devices.probed_device import Device
 
 pytestmark = [pytest.mark.cuda_torch, pytest.mark.asan, pytest.mark.tsan]
 

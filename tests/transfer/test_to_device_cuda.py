@@ -15,12 +15,12 @@ from unittest import mock
 
 import pytest
 import torch
-from repository import ROOT
 from torch import nn
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from pyparallel import backend, memory, scatter
 from pyparallel.transfer import layout, to_device
+from tests.support.repository.folders import ROOT
 
 pytestmark = pytest.mark.cuda
 

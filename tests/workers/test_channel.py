@@ -11,10 +11,10 @@ from multiprocessing import connection
 from typing import Any
 
 import pytest
-from worker_programs import fork_child, memory, num_open, text_of
 
 from pyparallel.workers import descriptors
 from pyparallel.workers._channel import Channel, pair
+from tests.support.loader.worker_programs import fork_child, memory, num_open, text_of
 
 pytestmark = [pytest.mark.one_backend, pytest.mark.timeout(60)]
 

@@ -15,7 +15,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from worker_programs import (
+
+from pyparallel.workers.inline import InlineWorkers
+from pyparallel.workers.interface import ProgramError, Woken, WorkerDied
+from pyparallel.workers.processes import ProcessWorkers
+from tests.support.loader.worker_programs import (
     Program,
     Unloadable,
     is_running,
@@ -24,10 +28,6 @@ from worker_programs import (
     until,
     value_of,
 )
-
-from pyparallel.workers.inline import InlineWorkers
-from pyparallel.workers.interface import ProgramError, Woken, WorkerDied
-from pyparallel.workers.processes import ProcessWorkers
 
 pytestmark = [pytest.mark.one_backend, pytest.mark.timeout(120)]
 

@@ -11,10 +11,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-import python_runs
 
 from pyparallel.workers.interface import Woken
 from pyparallel.workers.threads import ThreadWorkers
+from tests.support.processes import python_runs
 
 pytestmark = [pytest.mark.one_backend, pytest.mark.timeout(120)]
 

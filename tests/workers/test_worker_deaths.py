@@ -10,7 +10,10 @@ import signal
 from typing import Any
 
 import pytest
-from worker_programs import (
+
+from pyparallel.workers import _channel, _run, deaths
+from pyparallel.workers.interface import WorkerDied
+from tests.support.loader.worker_programs import (
     DiesInPickle,
     Program,
     die,
@@ -22,9 +25,6 @@ from worker_programs import (
     until,
     value_of,
 )
-
-from pyparallel.workers import _channel, _run, deaths
-from pyparallel.workers.interface import WorkerDied
 
 pytestmark = [pytest.mark.one_backend, pytest.mark.timeout(120)]
 

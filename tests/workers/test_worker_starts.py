@@ -19,12 +19,19 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from process_resources import left_behind, resources
-from repository import ROOT, SUPPORT
-from worker_programs import Program, is_running, num_open, pool, until, value_of
 
 from pyparallel.workers import _start, processes
 from pyparallel.workers.processes import ProcessWorkers
+from tests.support.loader.worker_programs import (
+    Program,
+    is_running,
+    num_open,
+    pool,
+    until,
+    value_of,
+)
+from tests.support.processes.process_resources import left_behind, resources
+from tests.support.repository.folders import ROOT
 
 pytestmark = [pytest.mark.one_backend, pytest.mark.timeout(300)]
 
@@ -270,7 +277,7 @@ def test_handlers_of_the_parent_are_not_those_of_the_worker() -> None:
 
 PARENT = """
 import json, multiprocessing, os, signal, sys, threading, time, warnings
-from worker_programs import Program, ProcessWorkers
+from tests.support.loader.worker_programs import Program, ProcessWorkers
 warnings.simplefilter("ignore")
 def main(method, state):
     made = []
@@ -364,7 +371,7 @@ def run_parent(method: str, state: str, folder: Any) -> Any:
     path.write_text(PARENT, encoding="utf-8")
     process = subprocess.Popen(
         [sys.executable, str(path), method, state],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(SUPPORT), str(ROOT)])},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT)])},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
