@@ -13,6 +13,7 @@ from torch.utils.data import get_worker_info
 
 from .. import backend
 from ..core.torch_private import in_worker_thread, new_shared
+from ..transfer import gpu_record
 from ..transfer.device import relaxed_here
 
 #: Several results up to this size are cheaper to copy into a slab together than to
@@ -77,6 +78,7 @@ def empty(
     * any other process: for large host tensors, recycled memory (`pyparallel.memory`).
     """
     if device.type != "cpu":
+        gpu_record.warn_if_untested(device)
         with relaxed_here(device):  # it may need more memory
             return torch.empty(shape, dtype=dtype, device=device)
     if _local.slab is not None:

@@ -15,7 +15,7 @@ import pyparallel
 
 from .. import backend as backend_module
 from ..backend import build_record
-from ..transfer import debug
+from ..transfer import debug, gpu_record
 from .report import Problem
 
 #: The time limit for a program that prints its version.
@@ -85,19 +85,22 @@ def newer_source(module: Path | None, root: Path) -> str | None:
 
 
 def gpus(problems: list[Problem]) -> list[dict[str, Any]]:
-    """Return every visible GPU, and if the extension has kernels for it."""
+    """Return every visible GPU: its kernels, and the date of its self-test."""
     record, found = backend_module.built_for, []
     for i in range(torch.cuda.device_count()):
         major, minor = torch.cuda.get_device_capability(i)
-        kernels = None
+        kernels = tested = None
         if backend_module.name == "native" and record.get("archs"):
             kernels = covered(record["archs"], (major, minor))
+        if "cuda" in backend_module.transfers:
+            tested = gpu_record.passed_on(torch.device("cuda", i))
         found.append(
             {
                 "device": f"cuda:{i}",
                 "name": torch.cuda.get_device_name(i),
                 "capability": f"{major}.{minor}",
                 "kernels": kernels,
+                "tested": tested,
             }
         )
     missing = [gpu for gpu in found if gpu["kernels"] is False]
@@ -110,6 +113,17 @@ def gpus(problems: list[Problem]) -> list[dict[str, Any]]:
             f"folder: TORCH_CUDA_ARCH_LIST='{wanted}' {build_record.REBUILD}"
         )
         problems.append(Problem(text, fails=True))
+    untested = [
+        str(gpu["device"])
+        for gpu in found
+        if gpu["tested"] is None and "cuda" in backend_module.transfers
+    ]
+    if untested:
+        text = (
+            "The self-test should pass on each GPU, but has not with this build on "
+            f"{', '.join(untested)}. Run it: pyparallel doctor --gpu"
+        )
+        problems.append(Problem(text, fails=False))
     if (
         found
         and backend_module.name == "native"

@@ -7,11 +7,16 @@ import faulthandler
 import json
 import os
 import time
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from . import build, machine, packages, report, self_test
+import torch
+
+from .. import backend
+from ..transfer import gpu_record
+from . import build, gpu_test, machine, packages, report, self_test
 from .report import Problem
 from .self_test import IMPORTING, WORLD_SIZE, Failure
 
@@ -39,12 +44,18 @@ def main(argv: list[str]) -> int:
         action="store_true",
         help="skip the bandwidths and the test in two processes",
     )
+    parser.add_argument(
+        "--gpu",
+        action="store_true",
+        help="test the kernels and copies of each GPU instead, and record the result",
+    )
     options = parser.parse_args(argv)
     faulthandler.enable()  # a crash of the extension prints the call
     problems: list[Problem] = []
     found: dict[str, Any] = {"schema": SCHEMA}
     deadline = time.monotonic() + SECONDS - _age()
-    for name, section in sections(options.quick, deadline).items():
+    chosen = _GPU_SECTIONS if options.gpu else sections(options.quick, deadline)
+    for name, section in chosen.items():
         found[name] = _run(name, section, problems)
         if not options.json:
             print(report.section(name, found[name]), end="\n\n", flush=True)
@@ -80,10 +91,56 @@ def sections(quick: bool, deadline: float) -> dict[str, Section]:
     return found
 
 
+def _test_gpus(problems: list[Problem]) -> list[dict[str, Any]]:
+    """Test every visible GPU, and record the results."""
+    number = torch.cuda.device_count() if "cuda" in backend.transfers else 0
+    if not number:
+        text = (
+            "--gpu must find a GPU and an extension with CUDA, but did not: the other "
+            "sections have the reason."
+        )
+        problems.append(Problem(text, fails=True))
+    return [_test_gpu(torch.device("cuda", i), problems) for i in range(number)]
+
+
+def _test_gpu(device: torch.device, problems: list[Problem]) -> dict[str, Any]:
+    started = time.perf_counter()
+    passed, errors = gpu_test.test(device)
+    took = time.perf_counter() - started
+    for error in errors:
+        text = f"The self-test of {device} must pass, but failed: {error}"
+        problems.append(Problem(text, fails=True))
+    recorded = str(gpu_record.path())
+    try:
+        gpu_record.write(device, passed=not errors)
+    except OSError as error:
+        text = f"The result for {device} should be recorded, but cannot be: {error}"
+        problems.append(Problem(text, fails=False))
+        recorded = ""
+    return {
+        "device": str(device),
+        "passed": not errors,
+        "took_seconds": took,
+        "checks": passed,
+        "recorded_in": recorded or None,
+    }
+
+
+#: The sections of ``--gpu``.
+_GPU_SECTIONS: dict[str, Section] = {
+    "versions": packages.versions,
+    "backend": build.backend,
+    "gpu_test": _test_gpus,  # before "gpus", which shows its record
+    "gpus": build.gpus,
+}
+
+
 def _run(name: str, section: Section, problems: list[Problem]) -> Any:
     """Return a section; an exception, for example of a broken driver, is an error."""
     try:
-        return section(problems)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", r"\[PP005\]")  # the report says it
+            return section(problems)
     except Exception as error:
         text = f"{type(error).__name__}: {error}"
         requirement = f"The doctor must be able to check the {name.replace('_', ' ')}"

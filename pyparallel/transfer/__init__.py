@@ -6,7 +6,8 @@ tensors are packed into one slab and which are copied in place. ``to_device`` qu
 copy through ``engine``, which keeps the sources alive, and returns views on the device.
 ``from_device`` packs on the device and copies to pinned memory (``pinned_results``).
 ``between_devices`` makes differentiable copies. ``device`` is the interface to torch's
-streams and events. ``debug`` verifies copies with checksums.
+streams and events. ``debug`` verifies copies with checksums. ``gpu_record`` knows the
+GPUs on which the self-test has passed.
 """
 
 __all__ = [
@@ -15,6 +16,7 @@ __all__ = [
     "device",
     "engine",
     "from_device",
+    "gpu_record",
     "layout",
     "pinned_results",
     "to_device",

@@ -15,7 +15,7 @@ import torch
 
 from .. import backend
 from ..core.torch_private import dense_parts
-from . import _cudart
+from . import _cudart, gpu_record
 from ._cudart import Cudart
 
 _RELAXED = 2  # cudaStreamCaptureModeRelaxed
@@ -193,6 +193,7 @@ class TorchDevice:
         """Return the copy stream of ``device``, created once for the process."""
         with self._lock:
             if device not in self._streams:
+                gpu_record.warn_if_untested(device)
                 self._streams.setdefault(device, self._own_stream(device))
             return self._streams[device]
 
