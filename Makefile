@@ -99,7 +99,7 @@ PYTEST := -m pytest -q -r fE -n $(PYTEST_JOBS) --dist loadfile --no-loadscope-re
 .PHONY: help test test-all test-matrix test-newest test-native test-python test-core test-busy test-asan test-tsan \
 	test-valgrind test-peers fuzz fuzz-core fuzz-corpus mutations soak wheel docs lint \
 	lint-python lint-prose lint-types lint-cpp lint-workflows bench bench-loader demo ahead peers \
-	cuda-build fake-cuda gpu-check gpu-bundle wheels clean
+	cuda-build fake-cuda gpu-check gpu-bundle wheels release-check clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' Makefile | expand -t 14
@@ -250,6 +250,12 @@ wheel: $(V)/.built ## an sdist and a wheel for this Python and torch in dist/, o
 	FORCE_ONLY_CPU=1 $(V)/bin/python -m build --no-isolation --sdist --wheel \
 		--outdir "$(DIST)" . >"$(V)/wheel.log" 2>&1 || { cat "$(V)/wheel.log"; false; }
 	$(V)/bin/python scripts/check_dist.py "$(DIST)"
+
+release-check: lint docs ## the checks before a release: notes of this version, sdist and wheel in an empty environment
+	rm -rf build/release && mkdir -p build/release
+	NATIVE=1 scripts/check_sdist build/release
+	$(V)/bin/python scripts/release_notes.py \
+		"$$(sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)" >build/release/notes.md
 
 # Each wheel requires the torch of its build. FORCE_CUDA=1 builds for CUDA.
 wheels: ## a wheel for each Python and one torch, WHEELS_TORCH=2.13, in dist/
