@@ -6,7 +6,6 @@ import functools
 import hashlib
 import json
 import os
-import re
 import shlex
 import shutil
 import subprocess
@@ -208,13 +207,6 @@ class Commands:
     def _selftest(self, _: float) -> list[Command]:
         return [self._python("-m", "pyparallel")]
 
-    def _marked(self) -> list[str]:
-        """Return the files of tests marked `cuda`."""
-        files = sorted(self._tree.glob("tests/**/test_*.py"))
-        cuda = re.compile(r"mark\.cuda\b")
-        marked = [path for path in files if cuda.search(path.read_text("utf-8"))]
-        return [str(path.relative_to(self._tree)) for path in marked]
-
     def _tests(self, _: float) -> list[Command]:
         mark = "cuda" if len(self._machine.gpus) > 1 else "cuda and not two_gpus"
         options = [*HANGS, *REPORT, "--junitxml", f"{self._out}/{JUNIT}", "-m", mark]
@@ -222,7 +214,7 @@ class Commands:
         jobs = str(max(1, min(8, (os.cpu_count() or 1) // 2)))
         options += ["-p", "xdist", "-n", jobs, "--max-worker-restart", "50"]
         options += shlex.split(os.environ.get("GPU_TEST_ARGS", ""))
-        return [self._pytest(*options, *self._marked())]
+        return [self._pytest(*options)]
 
     def _pytest(self, *arguments: str) -> Command:
         return self._python(*PYTEST, *arguments, **TESTED, PYPARALLEL_NO_SKIP="1")
@@ -272,7 +264,7 @@ class Commands:
         # sizes, dtypes and layouts.
         left = seconds - SANITIZER_REST
         argv += ["--first-cases-after", os.environ.get("GPU_CASES", f"{left:.0f}")]
-        argv += ["-m", "cuda and kernel", *self._marked()]
+        argv += ["-m", "cuda and kernel"]
         # Without torch's cache, every tensor is an allocation with its own bounds.
         env = {**TESTED, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
         return [Command(argv, env, is_tool=True)]

@@ -16,6 +16,7 @@ import shlex
 import signal
 import sys
 from collections.abc import Generator, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,6 +25,7 @@ from hypothesis import settings
 
 from tests.support.devices import fake_cuda, gpu_run
 from tests.support.processes import process_resources
+from tests.support.repository.marked_files import may_select
 
 #: As in `make test`. A marker or a path on the command line chooses other tests.
 QUICK = "not slow and not peers and not python_optimized"
@@ -65,6 +67,14 @@ def pytest_configure(config: pytest.Config) -> None:
         from tests.support.devices.fake_cuda_plugin import FakeCuda
 
         config.pluginmanager.register(FakeCuda())
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leave out files in which no test has the markers of ``-m``."""
+    if not collection_path.match("test_*.py"):
+        return None
+    text = collection_path.read_text(encoding="utf-8")
+    return None if may_select(config.option.markexpr, text) else True
 
 
 def pytest_collection_modifyitems(

@@ -1,4 +1,4 @@
-"""tests/conftest.py: forbidden skips, leaked resources, commands of failed tests."""
+"""tests/conftest.py: selected files, forbidden skips, leaks, commands of failures."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.repository.folders import ROOT, python_path
+from tests.support.repository.marked_files import may_select
 
 pytestmark = pytest.mark.one_backend
 
@@ -82,6 +83,31 @@ def test_nothing():
         thread.start()
         thread.join()
 """
+
+
+ON_ALL = "pytestmark = [\n    pytest.mark.slow,\n    pytest.mark.cuda,\n]\n"
+ON_SOME = "@pytest.mark.slow\n@pytest.mark.cuda\ndef test_one(): pass\n"
+
+
+@pytest.mark.parametrize(
+    ("expression", "on_all", "on_some", "on_none"),
+    [
+        ("cuda", True, True, False),
+        ("not cuda", False, True, True),
+        ("cuda and not slow", False, True, False),
+        ("slow or peers", True, True, False),
+        ("not (slow and cuda)", False, True, True),
+        ("peers", False, False, False),
+        ("", True, True, True),
+        ("cuda(index=1)", True, True, True),  # not read, so it may select any
+    ],
+)
+def test_a_file_is_left_out_only_without_tests_of_the_markers(
+    expression: str, on_all: bool, on_some: bool, on_none: bool
+) -> None:
+    files = {ON_ALL: on_all, ON_SOME: on_some, ON_ALL + ON_SOME: on_all}
+    files["def test_cuda(): pass\n"] = on_none
+    assert {text: may_select(expression, text) for text in files} == files
 
 
 @pytest.mark.slow

@@ -137,14 +137,13 @@ def test_every_step_runs_and_has_a_row(check: Check) -> None:
     tests, bench = (check.calls[i] for i in (2, 4))
     assert tests.startswith("PYPARALLEL_NO_SKIP=1 ")
     assert " -m cuda and not two_gpus " in tests
-    assert "tests/transfer/test_to_device_cuda.py" in tests
     assert bench.endswith(" --total-seconds 380 --commit abc --rounds 7")
     sanitized = [call for call in check.calls if call.startswith("compute-")]
     assert [call.split()[2] for call in sanitized] == ["memcheck", "initcheck"]
     assert all(" --launch-timeout 0 " in f"{call} " for call in sanitized)
     for name, seconds in (("memcheck", 170), ("initcheck", 90)):
         (call,) = [c for c in check.calls if c.startswith(f"SANITIZED={name}")]
-        assert f" --first-cases-after {seconds} -m cuda and kernel " in call
+        assert call.endswith(f" --first-cases-after {seconds} -m cuda and kernel")
     assert sum("PYTORCH_NO_CUDA_MEMORY_CACHING=1 " in c for c in check.calls) == 2
 
 
