@@ -198,7 +198,7 @@ test-busy: $(V)/.built ## the tests of both backends beside BUSY=4 busy processe
 	scripts/busy $(or $(BUSY),4) $(MAKE) test-native test-python
 
 test-newest: export PYTEST_ADDOPTS := $(HANGS)
-test-newest: $(CELL)/.built ## the newest torch on the newest installed Python: operators, loader, wrappers
+test-newest: $(CELL)/.built ## the newest torch on the newest installed Python: the tests that depend on torch
 	$(PYTHON) $(RUN_CELL) --prepared $(CELL)
 
 test-matrix: ## build, import and test with the oldest and newest Python and torch; a long run

@@ -3,7 +3,7 @@
     python scripts/test_matrix.py                    # all cells, one after the other
     python scripts/test_matrix.py --cells 3.13:2.15  # some; newest:newest is the newest
     python scripts/test_matrix.py --cells 3.13t:2.12 # free-threaded, in no default cell
-    python scripts/test_matrix.py --quick            # no slow tests, fewer folders
+    python scripts/test_matrix.py --quick            # only what depends on torch
     python scripts/test_matrix.py --wheels dist --torch 2.13  # a wheel for each Python
     python scripts/test_matrix.py --cells 3.13:2.15 --prepare FOLDER   # all but tests
     python scripts/test_matrix.py --cells 3.13:2.15 --prepared FOLDER  # the tests
@@ -40,10 +40,18 @@ PYTHONS: tuple[str, ...] = VERSIONS["PYTHONS"]
 OWN = ".".join(map(str, sys.version_info[:2]))
 DISK = 12 << 30
 TOOLS = ("setuptools>=77,<81", "wheel", "ninja", "pybind11>=2.11")
-#: Folders of operators, which a quick cell also tests in pure Python.
-OPERATORS = ("backend", "batch", "images", "scatter_gather")
-#: Test folders of a quick cell, and of a full cell in pure Python.
-QUICK = ("core", *OPERATORS, "loader", "parallel")
+#: The tests of a quick cell: pyproject.toml describes the markers.
+QUICK = "cuda_torch and not slow"
+#: Test folders in pure Python.
+IN_PYTHON = (
+    "core",
+    "backend",
+    "batch",
+    "images",
+    "scatter_gather",
+    "loader",
+    "parallel",
+)
 #: Folders of tests of the repository.
 LEFT_OUT = ("benchmarks", "fakecuda", "project")
 
@@ -113,11 +121,10 @@ def pyenv_root() -> Path:
     return Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"))
 
 
-def test_folders(tree: Path, quick: bool) -> list[str]:
+def test_folders(tree: Path) -> list[str]:
     """Return the folders of the tests of a cell."""
     found = {path.parent.name for path in (tree / "tests").glob("*/test_*.py")}
-    chosen = QUICK if quick else sorted(found - {*LEFT_OUT})
-    return [f"tests/{name}" for name in chosen]
+    return [f"tests/{name}" for name in sorted(found - {*LEFT_OUT})]
 
 
 def run(cell: Cell, python: str, folder: Path, options: argparse.Namespace) -> str:
@@ -202,10 +209,10 @@ def test_steps(cell: Cell, own: str, options: argparse.Namespace) -> list[Step]:
     # As in the Makefile: slow files begin first.
     pytest = [own, "-m", "pytest", "-q", "-n", str(options.jobs), "--dist", "loadfile"]
     pytest += ["--no-loadscope-reorder", "-m"]
-    chosen = test_folders(ROOT, options.quick)
-    in_python = [f"tests/{name}" for name in (OPERATORS if options.quick else QUICK)]
-    native = [*pytest, "not peers and not slow" if options.quick else "not peers"]
-    python = [*pytest, "not peers and not slow and not one_backend"]
+    in_python = [f"tests/{name}" for name in IN_PYTHON]
+    native = [*pytest, QUICK if options.quick else "not peers"]
+    quick = QUICK if options.quick else "not peers and not slow"
+    python = [*pytest, f"{quick} and not one_backend"]
     with_it, without = (
         {"PYPARALLEL_BACKEND": "native"},
         {"PYPARALLEL_BACKEND": "python"},
@@ -216,7 +223,7 @@ def test_steps(cell: Cell, own: str, options: argparse.Namespace) -> list[Step]:
         code = "from pyparallel.backend import _C; import os; os.remove(_C.__file__)"
         remove = [("removal of the extension", [own, "-c", code], with_it)]
     return [
-        ("tests, native", [*native, *chosen], with_it),
+        ("tests, native", [*native, *test_folders(ROOT)], with_it),
         *remove,
         ("tests, python", [*python, *in_python], without),
     ]

@@ -17,6 +17,8 @@ import pyparallel
 from pyparallel.core import torch_private as private
 from tests.support.processes import forkserver
 
+pytestmark = pytest.mark.cuda_torch
+
 PACKAGE = Path(pyparallel.__file__).parent
 FILES = sorted(PACKAGE.rglob("*.py"))
 #: Private names of Python's library: of tuples and processes, frames and locks.

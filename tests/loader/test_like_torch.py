@@ -28,6 +28,8 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from pyparallel import DataLoader
 
+pytestmark = pytest.mark.cuda_torch
+
 #: The kinds of workers.
 KINDS: dict[str, dict[str, Any]] = {
     "inline": {},
