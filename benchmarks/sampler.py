@@ -33,7 +33,7 @@ from torch.utils.data import BatchSampler, RandomSampler
 
 from pyparallel import SizeBatcher, SizeBatchSampler
 
-from . import command, environment, growth, report
+from . import command, environment, growth, many_ranks, report
 from ._harness import QUICK, Contender, Curves, Effort, Record, compare
 from .peers import ABSENT
 from .report import _head, _row, duration
@@ -49,7 +49,7 @@ except ImportError as error:
 ROOT = Path(__file__).resolve().parents[1]
 #: The window of random batches, and that of batches of similar sizes.
 WINDOWS = {"random": 1, "similar": 50}
-_SECTIONS = ("cases", "window", "growth", "training")
+_SECTIONS = ("cases", "window", "growth", "ranks", "training")
 
 BATCH_SIZE = 16
 #: The number of ranks for which the balance is calculated.
@@ -303,6 +303,9 @@ def measure(
                 found["window"] = padding_by_window(number, windows)
             elif section == "growth":
                 found["growth"] = [growth.measure(_plans(quick), effort)]
+            elif section == "ranks":
+                size = (20_000, 20) if quick else (10_000_000, 1000)
+                found["ranks"] = many_ranks.measure(*size)
             else:
                 found["training"] = list(train(quick))
     finally:
@@ -363,6 +366,8 @@ def page(results: Record) -> str:
             lines += ["", "## Padding by window", "", *_window_table(run["window"])]
         if "growth" in run:
             lines += ["", "## Time of a plan", "", *report.growth_table(run["growth"])]
+        if "ranks" in run:
+            lines += ["", "## Many ranks", "", *many_ranks.tables(run["ranks"])]
         if "training" in run:
             lines += ["", "## Training", "", *_training(run["training"])]
         if run["cases"]:
