@@ -23,7 +23,9 @@ from ._division import (
     divide_by_total,
     size_codes,
     split_evenly,
+    split_longest,
 )
+from .sections import Sections
 
 #: Windows are divided in blocks of about this many samples, which fit in the caches.
 _BLOCK = 2**18
@@ -34,7 +36,7 @@ _WHERE = "SizeBatchSampler:"
 
 
 def check_sizes(sizes: Any) -> Sizes:
-    """Return sizes as a new array of shape ``(n, d)``.
+    """Return sizes as int32 of shape ``(n, d)``: a copy, unless they are read-only.
 
     Args:
         sizes: an array, a tensor or nested sequences of integers, ``(n,)`` or
@@ -80,7 +82,7 @@ def check_sizes(sizes: Any) -> Sizes:
             f"{_WHERE} sizes[{index}] must be from 0 to {MAX_SIZE}, but is "
             f"{found[index].tolist()}. Correct the size of sample {index}."
         )
-    return rows.astype(np.int32)
+    return rows.astype(np.int32, copy=rows.flags.writeable)
 
 
 class PaddedShapes:
@@ -191,8 +193,8 @@ class Budget:
 
 def find_candidates(
     sizes: Sizes, budget: Budget, skip_oversized: bool
-) -> npt.NDArray[np.int32]:
-    """Return the indices of the samples that fit the budget.
+) -> npt.NDArray[np.int32] | None:
+    """Return the indices of the samples that fit the budget, None for all samples.
 
     Args:
         sizes: the sizes of the samples.
@@ -202,21 +204,21 @@ def find_candidates(
     Raises:
         ValueError: a sample exceeds the budget, unless ``skip_oversized``.
     """
-    found = [np.zeros(0, dtype=np.int32)]
-    for begin in range(0, len(sizes), _BLOCK):
+    oversized = [np.zeros(0, dtype=np.int64)]
+    for begin in range(0, len(sizes) if budget.limit else 0, _BLOCK):
         block = sizes[begin : begin + _BLOCK]
-        indices = np.arange(begin, begin + len(block), dtype=np.int32)
-        if budget.limit:
-            needs = budget.needs(block.T)
-            fits = needs <= budget.limit
-            if not fits.all() and not skip_oversized:
-                first = int(fits.argmin())
-                budget.raise_oversized(
-                    f"sample {begin + first}", block[first].tolist(), needs[first]
-                )
-            indices = indices[fits]
-        found.append(indices)
-    return np.concatenate(found)
+        needs = budget.needs(block.T)
+        found = np.flatnonzero(needs > budget.limit)
+        if len(found) and not skip_oversized:
+            first = int(found[0])
+            budget.raise_oversized(
+                f"sample {begin + first}", block[first].tolist(), needs[first]
+            )
+        oversized.append(begin + found)
+    left_out = np.concatenate(oversized)
+    if not len(left_out):
+        return None
+    return np.delete(np.arange(len(sizes), dtype=np.int32), left_out)
 
 
 @dataclass(frozen=True)
@@ -262,7 +264,7 @@ class Planner:
     Attributes:
         sizes: the sizes of the samples, ``(n, d)``.
         shapes: the shapes of padded batches.
-        candidates: the indices of the samples that batches may have.
+        candidates: the indices of the samples that batches may have, None for all.
         batch_size: the number of samples of a batch, 0 with a budget.
         max_padded: the budget of a batch in padded elements, 0 without one.
         max_total: the budget of a batch in elements without padding, 0 without one.
@@ -271,11 +273,12 @@ class Planner:
         seed: the seed of all plans.
         window: the number of batches that are divided together.
         drop_last: whether to drop samples that do not fill a step.
+        plan_size: the largest number of samples of a section, None: an epoch is one.
     """
 
     sizes: Sizes
     shapes: PaddedShapes
-    candidates: npt.NDArray[np.int32]
+    candidates: npt.NDArray[np.int32] | None
     batch_size: int
     max_padded: int
     max_total: int
@@ -284,35 +287,67 @@ class Planner:
     seed: int
     window: int
     drop_last: bool
+    plan_size: int | None = None
 
     def checksum(self) -> int:
         """Return a checksum of the sizes."""
-        return crc32(self.sizes.tobytes(), crc32(repr(self.sizes.shape).encode()))
+        rows: Any = np.ascontiguousarray(self.sizes)
+        return crc32(rows, crc32(repr(self.sizes.shape).encode()))
+
+    @property
+    def num_candidates(self) -> int:
+        """The number of samples that batches may have."""
+        return len(self.sizes if self.candidates is None else self.candidates)
+
+    @property
+    def sections(self) -> Sections:
+        """The sections of the candidates."""
+        seed = self.seed if self.shuffle else None
+        return Sections(self.num_candidates, self.plan_size, seed)
+
+    def num_steps(self, epoch: int, num_replicas: int, section: int) -> int:
+        """Return the number of steps of a section that has no history."""
+        if not self.batch_size:
+            return len(self.plan(epoch, num_replicas, section=section).steps)
+        num_samples = self.sections.length(epoch, section)
+        if self.drop_last:
+            return num_samples // (self.batch_size * num_replicas)
+        return -(-num_samples // self.batch_size // num_replicas)
 
     def plan(
-        self, epoch: int, num_replicas: int, history: Sequence[tuple[int, int]] = ()
+        self,
+        epoch: int,
+        num_replicas: int,
+        history: Sequence[tuple[int, int]] = (),
+        section: int = 0,
     ) -> Plan:
-        """Return the plan of the rest of an epoch.
+        """Return the plan of the rest of a section of an epoch.
 
         Args:
             epoch: the number of the epoch.
             num_replicas: the number of ranks.
-            history: the earlier parts of this epoch with other numbers of ranks: the
+            history: the earlier parts of this section with other numbers of ranks: the
                 number of ranks and the number of steps of each part.
+            section: the number of the section.
         """
-        left = self.candidates
+        left = self.sections.samples(epoch, section)
+        if self.candidates is not None:
+            left = self.candidates[left]
         for part, (replicas, num_steps) in enumerate(history):
-            earlier = self.plan_part(left, replicas, self._generator(epoch, part))
+            generator = self._generator(epoch, part, section)
+            earlier = self.plan_part(left, replicas, generator)
             is_left = np.zeros(len(self.sizes), dtype=bool)
             is_left[left] = True
             is_left[earlier.samples_of_steps(num_steps)] = False
             left = left[is_left[left]]
             if num_steps == len(earlier.steps):  # the rest was dropped
                 left = left[:0]
-        return self.plan_part(left, num_replicas, self._generator(epoch, len(history)))
+        generator = self._generator(epoch, len(history), section)
+        return self.plan_part(left, num_replicas, generator)
 
-    def _generator(self, epoch: int, part: int) -> np.random.Generator:
-        return np.random.Generator(np.random.PCG64([self.seed, epoch, part]))
+    def _generator(self, epoch: int, part: int, section: int) -> np.random.Generator:
+        seeds = [self.seed, epoch, part, *([section] if section else [])]
+        return np.random.Generator(np.random.PCG64(seeds))
 
     def plan_part(
         self,
@@ -332,6 +367,10 @@ class Planner:
             dropped = len(samples) % (self.batch_size * num_replicas)
             samples = samples[: len(samples) - dropped]
         lengths, shapes, costs = self._divide(samples)
+        missing = -len(lengths) % num_replicas
+        if self.plan_size and missing and not self.drop_last:
+            lengths = split_longest(lengths, missing)
+            shapes, costs = self.measure(self.sizes[samples].T, lengths)
         steps, num_complete = self._make_steps(costs, num_replicas, generator)
         ends = np.concatenate([[0], np.cumsum(lengths)])
         return Plan(samples, ends, shapes, costs, steps, num_complete)

@@ -88,6 +88,7 @@ plans = st.fixed_dictionaries(
     epoch=st.integers(0, 3),
     limit=limits,
     plan=plans,
+    plan_size=st.none() | st.integers(1, 150),
 )
 def test_each_sample_is_in_one_batch_with_any_changes_of_ranks(
     number: int,
@@ -97,8 +98,10 @@ def test_each_sample_is_in_one_batch_with_any_changes_of_ranks(
     epoch: int,
     limit: dict[str, Any],
     plan: dict[str, Any],
+    plan_size: int | None,
 ) -> None:
     sizes = random_sizes(number, num_dims, number)
+    plan = {**plan, "plan_size": plan_size}
     used: list[list[int]] = []
     state: dict[str, Any] = {}
     done = 0
@@ -117,7 +120,7 @@ def test_each_sample_is_in_one_batch_with_any_changes_of_ranks(
         assert all(other == state for other in others)
     assert [list(each) for each in batches] == [[]] * last
     assert sorted(i for batch in used for i in batch) == list(range(number))
-    if "batch_size" in limit:
+    if "batch_size" in limit and plan_size is None:
         assert len(used) == math.ceil(number / limit["batch_size"])
     most = limit.get("batch_size") or limit.get("max_batch_size") or number
     assert all(0 < len(batch) <= most for batch in used)
@@ -572,6 +575,8 @@ DAMAGES: list[tuple[str, Any, str]] = [
             "next_epoch": 0,
             "step": 0,
             "num_replicas": 1,
+            "section": 0,
+            "num_before": 0,
         }.items()
         for value in (None, -1, 1.5, "3", True, [])
     ),
