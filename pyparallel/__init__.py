@@ -35,6 +35,7 @@ from .sampler.size_batcher import SizeBatcher
 from .scatter_gather.gather import gather
 from .scatter_gather.scatter import scatter, scatter_kwargs
 from .scatter_gather.to_host import HostCopy, start_to_host, to_host
+from .transfer.static import StaticBatches
 
 try:
     __version__ = _metadata.version("pyparallel-torch")
@@ -67,6 +68,7 @@ __all__ = [
     "SizeBatchSampler",
     "SizeBatcher",
     "Stack",
+    "StaticBatches",
     "collate",
     "gather",
     "is_module_wrapper",

@@ -6,6 +6,7 @@
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/utils/pybind.h>
 
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -91,6 +92,12 @@ py::list views(py::handle slab, py::handle plan) {
 py::object memory_of(py::handle tensor) {
   const at::Tensor& of = to_tensor(tensor, {"memory_of", "tensor"});
   return py::reinterpret_steal<py::object>(THPVariable_Wrap(ops::memory_of(of)));
+}
+
+void forbid_use(py::handle tensors, const std::string& message) {
+  for (const at::Tensor* tensor : Tensors(tensors, "forbid_use", "tensors").refs) {
+    ops::forbid_use(*tensor, message);
+  }
 }
 
 // Returns the result of stack_equal for a column. Returns an undefined tensor if
@@ -198,6 +205,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   module.def("pack", &pp::pack, py::arg("dst"), py::arg("leaves"), py::arg("plan"));
   module.def("views", &pp::views, py::arg("slab"), py::arg("plan"));
   module.def("memory_of", &pp::memory_of, py::arg("tensor"));
+  module.def("forbid_use", &pp::forbid_use, py::arg("tensors"), py::arg("message"));
   module.def("columns", &pp::columns, py::arg("dicts"), py::arg("stack"));
   module.def("devices", &pp::devices);
   module.def("build_info", &pp::build_info);

@@ -203,6 +203,11 @@ std::vector<at::Tensor> make_views(const std::vector<at::Tensor>& blocks,
   return views;
 }
 
+void forbid_use(const at::Tensor& tensor, const std::string& message) {
+  c10::StorageImpl* const storage = tensor.storage().unsafeGetStorageImpl();
+  storage->release_data_and_set_meta_custom_data_ptr_error_msg_(message);
+}
+
 c10::Storage memory_storage(const at::Tensor& tensor) {
   const c10::Storage& storage = tensor.storage();
   const auto* slot = dynamic_cast<SlotStorage*>(storage.unsafeGetStorageImpl());

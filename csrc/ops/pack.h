@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "core/pack.h"
@@ -81,6 +82,9 @@ std::vector<at::Tensor> make_views(const at::Tensor& slab, const SlabPlan& plan)
 std::vector<at::Tensor> make_views(const std::vector<at::Tensor>& blocks,
                                    const std::vector<size_t>& direct,
                                    const std::vector<PlannedLeaf>& leaves);
+
+// Lets every later access to the storage of a tensor raise an error with this text.
+void forbid_use(const at::Tensor& tensor, const std::string& message);
 
 // Returns all bytes of the slab of a plain tensor, or of its storage if it has no slab,
 // as a torch.uint8 tensor of one dimension.

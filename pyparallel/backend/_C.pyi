@@ -36,6 +36,7 @@ __all__ = [
     "encode",
     "find_unpackable",
     "flatten",
+    "forbid_use",
     "image_batch",
     "memory_of",
     "pack",
@@ -233,6 +234,13 @@ def views(slab: Tensor, plan: SlabPlan) -> list[Tensor]:
     Args:
         slab: contiguous ``torch.uint8`` tensor ``(plan.nbytes,)`` on any device.
         plan: the places of the tensors.
+    """
+
+def forbid_use(tensors: Sequence[Tensor], message: str) -> None:
+    """Make every later use of tensors raise a RuntimeError with a message.
+
+    The native backend forbids the use of their storages, so views raise it as well. In
+    pure Python only the objects in ``tensors`` do.
     """
 
 def memory_of(tensor: Tensor) -> Tensor:

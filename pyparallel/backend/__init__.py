@@ -16,9 +16,9 @@ Attributes:
     transfers: the device types that ``send`` copies to; empty in pure Python.
     pad_copy, pad_small_batch, stack_equal, image_batch, columns, flatten,
         copy_compact, select_tensors, replace_tensors, find_unpackable, are_compact,
-        are_on_one_device, plan_slab, pack, views, memory_of, send, plan_copy,
-        prepare_return, SlabPlan: the operators, and the plan that some of them take;
-        ``_C.pyi`` is their contract.
+        are_on_one_device, plan_slab, pack, views, forbid_use, memory_of, send,
+        plan_copy, prepare_return, SlabPlan: the operators, and the plan that some of
+        them take; ``_C.pyi`` is their contract.
     encode, decode: a small batch as bytes, and these as a batch.
     empty, cache_info, bound_cache, clear_cache: recycled host memory for batches.
     pinned_info, bound_pinned: the pinned staging memory of ``send``.

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from collections.abc import Set as AbstractSet
 from ctypes import c_float
 from dataclasses import dataclass
-from functools import wraps
+from functools import cache, wraps
 from math import prod
 from operator import attrgetter, mul
 from typing import Any, ParamSpec, TypeVar
@@ -51,6 +51,7 @@ __all__ = [
     "encode",
     "find_unpackable",
     "flatten",
+    "forbid_use",
     "image_batch",
     "memory_of",
     "pack",
@@ -486,6 +487,24 @@ def views(slab: Tensor, plan: SlabPlan) -> list[Tensor]:
             view = torch.empty(shape, dtype=dtype, device="cpu")
         made.append(view)
     return made
+
+
+def forbid_use(tensors: Sequence[Tensor], message: str) -> None:
+    """See ``_C.pyi``."""
+    for tensor in _checks.as_tensors(tensors, "forbid_use: tensors"):
+        tensor.__class__ = _forbidden(message)
+
+
+@cache
+def _forbidden(message: str) -> type[Tensor]:
+    """Return a class of tensors that raise in every function of torch."""
+
+    def refuse(*args: Any) -> Any:
+        raise RuntimeError(message)
+
+    return type(
+        "ForbiddenTensor", (Tensor,), {"__torch_function__": staticmethod(refuse)}
+    )
 
 
 def _is_pinned_by_torch(slab: Tensor) -> bool:

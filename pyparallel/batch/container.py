@@ -373,23 +373,26 @@ def check_data(
     if any(map(_is_meta, tensors)):
         reason = "" if cause is None else f" ({cause})"
         raise NoDataError(
-            f"{_name_of_meta(batch, where)} must have data to be copied, but is on the "
-            f"meta device{reason}. Give it data first, or leave it out of the batch."
+            f"{name_of(batch, where, _is_meta)} must have data to be copied, but is on "
+            f"the meta device{reason}. Give it data first, or leave it out of the "
+            "batch."
         ) from cause
 
 
-def _name_of_meta(batch: Any, where: str) -> str | None:
-    """Return the name of the first meta tensor of a batch, which is named ``where``."""
+def name_of(
+    batch: Any, where: str, is_meant: Callable[[torch.Tensor], bool]
+) -> str | None:
+    """Return the name of the first such tensor of a batch, which is named ``where``."""
     leaves, structure = pytree.flatten(batch)
     for i, leaf in enumerate(leaves):
         name = pytree.accessors(structure)[i].codify(where)
         if isinstance(leaf, DataContainer):
-            inside = (
-                None if leaf.cpu_only else _name_of_meta(leaf._data, f"{name}.data")
-            )
+            if leaf.cpu_only:
+                continue
+            inside = name_of(leaf._data, f"{name}.data", is_meant)
             if inside is not None:
                 return inside
-        elif isinstance(leaf, torch.Tensor) and leaf.is_meta:
+        elif isinstance(leaf, torch.Tensor) and is_meant(leaf):
             return name
     return None
 
@@ -416,6 +419,7 @@ class TensorSkeleton:
     def __init__(self, batch: Any, is_moved: Callable[[torch.Tensor], bool]) -> None:
         # A skeleton may be kept for long, so it must not keep the tensors alive.
         leaves, structure, classes = pytree.flatten_arguments(batch, 0)
+        self._structure = structure
         if are_only_tensors(classes):
             tensors = backend.select_tensors(leaves)
             if backend.are_on_one_device(tensors) and is_moved(tensors[0]):
@@ -442,6 +446,11 @@ class TensorSkeleton:
     def nbytes(self) -> int:
         """The bytes of ``tensors``."""
         return sum(map(self._nbytes, self.tensors))
+
+    @property
+    def key(self) -> Any:
+        """A hashable value, equal for batches with the same paths."""
+        return pytree.key_of(self._structure)
 
     def take_tensors(self) -> list[torch.Tensor]:
         """Return the tensors and drop the references to them."""

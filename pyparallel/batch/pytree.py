@@ -197,6 +197,16 @@ def unflatten(structure: Structure, leaves: Iterable[Any]) -> Any:
     return structure.unflatten(leaves)
 
 
+def key_of(structure: Structure) -> Any:
+    """Return a hashable value, which is equal for structures with the same paths.
+
+    optree's structures may hold the containers of the batch, which are not hashable.
+    """
+    if isinstance(structure, optree.PyTreeSpec):
+        return tuple(structure.paths())
+    return structure
+
+
 def accessors(structure: Structure) -> list[optree.PyTreeAccessor]:
     """Return the paths of all leaves. This is slow; use it for messages only."""
     if not isinstance(structure, optree.PyTreeSpec):

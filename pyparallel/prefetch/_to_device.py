@@ -7,10 +7,11 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ..batch.container import TensorSkeleton, check_data, map_tensors
+from ..batch.container import TensorSkeleton, check_data, map_tensors, name_of
 from ..core.tracing import span
 from ..loader.state_dict import take_state
 from ..transfer.device import DeviceApi, keep_parts, torch_device
+from ..transfer.static import StaticBatches, StaticTarget
 from ..transfer.to_device import MixedCopy, has_streams
 
 Transform = Callable[[Any], Any]
@@ -59,6 +60,7 @@ class DeviceStage:
         device: the target; None leaves batches as they are.
         transform: called in the loading thread with each batch on the device, or None.
         api: functions of a device with streams; None selects them.
+        static: the slabs for the batches, which are filled in ``next()``; or None.
     """
 
     def __init__(
@@ -66,8 +68,10 @@ class DeviceStage:
         device: torch.device | None,
         transform: Transform | None,
         api: DeviceApi | None = None,
+        static: StaticBatches | None = None,
     ) -> None:
         self.device = device
+        self._static = static
         self._transform = transform
         if api is None and device is not None and device.type != "cpu":
             api = torch_device if has_streams(device) else None
@@ -94,6 +98,8 @@ class DeviceStage:
             A function that the consumer calls to get the batch, and the number of
             copied bytes.
         """
+        if self._static is not None:
+            return self._start_static(batch, self._static)
         if self._api is None or self.device is None:
             return self._on_host(batch)
         device = self.device
@@ -108,6 +114,20 @@ class DeviceStage:
             return (lambda: batch), 0
         copy = MixedCopy(skeleton.take_tensors(), device, self._api, waits_here=False)
         return (lambda: skeleton.restore(copy.wait())), nbytes
+
+    def _start_static(
+        self, batch: Any, static: StaticBatches
+    ) -> tuple[Callable[[], Any], int]:
+        where = "PreDataLoader: batch"
+        skeleton = TensorSkeleton(batch, lambda tensor: True)
+        nbytes, tensors = skeleton.nbytes, skeleton.take_tensors()
+
+        def name(i: int) -> str:
+            return str(name_of(batch, where, lambda tensor: tensor is tensors[i]))
+
+        target = StaticTarget(static, skeleton.key)
+        receive = target.prepare(self.device, name, tensors, api=self._api)
+        return (lambda: skeleton.restore(receive())), nbytes
 
     def _on_host(self, batch: Any) -> tuple[Callable[[], Any], int]:
         device, nbytes, is_moved = self.device, 0, False

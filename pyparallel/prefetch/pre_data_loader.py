@@ -34,6 +34,7 @@ from ..loader.copies import TimeoutWithOwner
 from ..loader.data_loader import DataLoader
 from ..loader.state_dict import StatefulLoader, check_state
 from ..loader.stats import LoaderStats, Meter
+from ..transfer.static import StaticBatches
 from ._thread import Options, PrefetchThread, is_iterable
 from ._to_device import DeviceStage, LoaderState
 from .iterator import PrefetchIterator
@@ -47,7 +48,8 @@ _OF_ONE_RANK: dict[type, bool] = {
     WeightedRandomSampler: False,
 }
 #: The attributes of a `PreDataLoader` that its loader may have as well.
-_OWN = {"loader", "device", "queue_size", "transform", "next_epoch", "timeout"}
+_OWN = {"loader", "device", "queue_size", "transform", "next_epoch"}
+_OWN |= {"timeout", "static"}
 
 
 class PreDataLoader:
@@ -72,11 +74,14 @@ class PreDataLoader:
         next_epoch: start the next pass when one ends. ``sampler.set_epoch`` must then
             be called before the end of the loop.
         timeout: seconds that ``next()`` waits for a batch; 0 means no limit.
+        static: copy batches into fixed memory: the slabs, or their number for each plan
+            (`StaticBatches`). ``next()`` then starts the copy of its batch.
 
     Raises:
-        TypeError: the loader is not iterable, or a device, ``queue_size`` or
-            ``timeout`` has the wrong type.
-        ValueError: ``queue_size`` below 1, a negative ``timeout``, an unknown device.
+        TypeError: the loader is not iterable, or a device, ``queue_size``, ``timeout``
+            or ``static`` has the wrong type.
+        ValueError: ``queue_size`` below 1, a negative ``timeout``, an unknown device;
+            ``static`` with a transform.
         RuntimeError: this machine does not have the device.
 
     Batches have the loader's order and values. Tensors are copied from dicts, lists,
@@ -116,6 +121,7 @@ class PreDataLoader:
         transform: Callable[[Any], Any] | None = None,
         next_epoch: bool = False,
         timeout: float = 0,
+        static: StaticBatches | int | None = None,
     ) -> None:
         _check_loader(loader)
         _check_timeout(timeout)
@@ -135,7 +141,8 @@ class PreDataLoader:
         self.next_epoch = next_epoch
         self.timeout = timeout
         self._meter = Meter()
-        self._device_stage = DeviceStage(target, transform)
+        self.static = _static_batches(static, transform)
+        self._device_stage = DeviceStage(target, transform, static=self.static)
         self._loader_stats_before = self._loader_stats()
         self._reset()
 
@@ -353,6 +360,7 @@ class PreDataLoader:
             "transform": self.transform,
             "next_epoch": self.next_epoch,
             "timeout": self.timeout,
+            "static": self.static,
         }
         return _rebuild, (
             type(self),
@@ -419,6 +427,20 @@ def _check_ranks(loader: Any) -> None:
     if _OF_ONE_RANK[type(sampler)]:
         raise BatchValueError(text)
     warn_once("PP220", text, LoaderWarning, type(sampler).__name__)
+
+
+def _static_batches(static: Any, transform: Any) -> StaticBatches | None:
+    """Return the slabs of an argument ``static``."""
+    if static is None:
+        return None
+    if transform is not None:
+        raise BatchValueError(
+            "PreDataLoader: static must not come with a transform, whose results have "
+            "no fixed memory. Apply the transform in the step."
+        )
+    if isinstance(static, StaticBatches):
+        return static
+    return StaticBatches(check_int(static, 1, "PreDataLoader: static"))
 
 
 def _check_timeout(timeout: Any) -> None:

@@ -15,6 +15,7 @@ from ..batch.container import DataContainer, are_only_tensors
 from ..batch.tensor_fields import TensorFields
 from ..core.errors import NoDataError
 from ..transfer import to_device
+from ..transfer.static import StaticTarget
 
 #: Names leaf ``i``: ``inputs['img']``. Called only for a message: it is slow.
 LeafName = Callable[[int], str]
@@ -33,9 +34,10 @@ def move(
     stream: Any = None,
     name: LeafName = "tensors[{}]".format,
     classes: Collection[type] | None = None,
+    static: StaticTarget | None = None,
 ) -> list[Any]:
     """Copy the parts of one target, and return them there; see `start_copy`."""
-    return start_copy(leaves, parts, target, dtype, stream, name, classes)()
+    return start_copy(leaves, parts, target, dtype, stream, name, classes, static)()
 
 
 def start_copy(
@@ -46,6 +48,7 @@ def start_copy(
     stream: Any = None,
     name: LeafName = "tensors[{}]".format,
     classes: Collection[type] | None = None,
+    static: StaticTarget | None = None,
 ) -> Callable[[], list[Any]]:
     """Start to copy the parts of one target; return a function that returns them there.
 
@@ -61,20 +64,24 @@ def start_copy(
         stream: of the copy, if it is on the target; else the target's own.
         name: names leaf ``i`` in an error.
         classes: of the leaves; None: they are looked up.
+        static: the slabs that the parts are copied into by the returned function; None:
+            they get memory of their own.
 
     Raises:
+        TypeError: a tensor to copy cannot be in such a slab.
         ValueError: the memory of a tensor to copy was freed, or it has no data.
     """
     on_host = target is None or target.type == "cpu"
     is_simple = are_only_tensors(set(map(type, leaves)) if classes is None else classes)
     if (
         is_simple
+        and static is None
         and on_host
         and dtype is None
         and backend.are_compact(parts, on_cpu=target is not None)
     ):
         return lambda: list(parts)
-    if target is None and dtype is None:
+    if target is None and static is None and dtype is None:
         return lambda: _keep(leaves, parts, name)
     if dtype is not None or on_host:
         for i, (leaf, part) in enumerate(zip(leaves, parts, strict=True)):
@@ -85,7 +92,11 @@ def start_copy(
         flat, rebuild = list(parts), list
     else:
         flat, rebuild = _open_tensors(parts) if is_simple else _open(leaves, parts)
-    wait_flat = to_device.start_copy(flat, target, dtype, stream)
+    prepare = None
+    if static is not None:
+        tensor_name = partial(_name_tensor, leaves, parts, name)
+        prepare = partial(static.prepare, target, tensor_name)
+    wait_flat = to_device.start_copy(flat, target, dtype, stream, prepare)
 
     def wait() -> list[Any]:
         try:
@@ -124,6 +135,19 @@ def _open(
         ]
 
     return flat, rebuild
+
+
+def _name_tensor(
+    leaves: Sequence[Any], parts: Sequence[Any], name: LeafName, number: int
+) -> str:
+    """Return the name of the leaf with this tensor to move."""
+    tensors: list[torch.Tensor] = []
+    for i, (leaf, part) in enumerate(zip(leaves, parts, strict=True)):
+        if _moves(leaf):
+            _collect([part], tensors)
+        if len(tensors) > number:
+            return name(i)
+    raise IndexError(number)
 
 
 def _check_data(

@@ -15,6 +15,7 @@ from ..batch.ragged import Ragged
 from ..core.devices import Targets, resolve_targets
 from ..core.errors import BatchTypeError, BatchValueError, type_name
 from ..core.tracing import span
+from ..transfer.static import StaticBatches, StaticTarget
 from .move import move, start_copy
 from .split import Options, split, whole_parts
 
@@ -31,6 +32,7 @@ def scatter(  # type: ignore[overload-overlap]
     max_size: int | None = None,
     dtype: torch.dtype | None = None,
     stream: torch.Stream | None = None,
+    out: StaticBatches | None = None,
 ) -> tuple[torch.Tensor, ...]: ...
 @overload
 def scatter(  # type: ignore[overload-overlap]
@@ -41,6 +43,7 @@ def scatter(  # type: ignore[overload-overlap]
     max_size: int | None = None,
     dtype: torch.dtype | None = None,
     stream: torch.Stream | None = None,
+    out: StaticBatches | None = None,
 ) -> Sequence[Any]: ...
 @overload
 def scatter(
@@ -51,6 +54,7 @@ def scatter(
     max_size: int | None = None,
     dtype: torch.dtype | None = None,
     stream: torch.Stream | None = None,
+    out: StaticBatches | None = None,
 ) -> list[dict[_Key, Any]]: ...
 @overload
 def scatter(
@@ -61,6 +65,7 @@ def scatter(
     max_size: int | None = None,
     dtype: torch.dtype | None = None,
     stream: torch.Stream | None = None,
+    out: StaticBatches | None = None,
 ) -> list[_T]: ...
 def scatter(
     inputs: Any,
@@ -70,6 +75,7 @@ def scatter(
     max_size: int | None = None,
     dtype: torch.dtype | None = None,
     stream: torch.Stream | None = None,
+    out: StaticBatches | None = None,
 ) -> Any:
     """Split ``inputs`` over devices; return one object for each device used.
 
@@ -93,6 +99,7 @@ def scatter(
         dtype: floating-point dtype to which floating-point tensors are cast. Metadata
             (``cpu_only``) is not touched.
         stream: the stream of one of the targets on which the copy to it is queued.
+        out: fixed memory that the tensors are copied into, in place of new memory.
 
     Returns:
         A list with one entry for each device used (a tuple for a bare tensor or
@@ -103,9 +110,10 @@ def scatter(
     Raises:
         TypeError: a target or an option of the wrong type; a DataContainer without
             ``cpu_only`` that holds other values than (lists of) tensors, `Padded` and
-            `Ragged`.
+            `Ragged`; with ``out``, a tensor that is not a dense one of the host.
         ValueError: no targets; more chunks than targets; leaves with different numbers
-            of chunks; sizes that do not sum up. The message names the key.
+            of chunks; sizes that do not sum up. The message names the key. Or ``out``
+            has the most plans already.
         RuntimeError: this machine does not have a target device; a stream of the copy
             is under graph capture.
 
@@ -115,11 +123,12 @@ def scatter(
     one is waited for. The stream that is current on the device waits for its copy, the
     host does not. Pinned tensors of 1 MiB and more are read in place: do not change
     them before the copy is done. Tensors that require grad are copied one by one so
-    that gradients flow back.
+    that gradients flow back. With ``out`` the copy also waits for the work that is
+    queued on the current stream, and on the one that received the batch before.
 
     The behaviour is that of mmcv 1.x ``scatter``, without its defects: dropped chunks,
     lost container types, and labels misaligned with images. ``chunk_sizes``,
-    ``max_size``, ``dtype`` and ``stream`` are additions.
+    ``max_size``, ``dtype``, ``stream`` and ``out`` are additions.
 
     Example:
         >>> scatter({"x": torch.arange(5)}, ["cpu", "cpu"])
@@ -129,13 +138,17 @@ def scatter(
     options = _options(targets, dim, chunk_sizes, max_size, dtype)
     if stream is not None:
         _check_stream(stream, targets)
+    if out is not None and not isinstance(out, StaticBatches):
+        raise BatchTypeError(
+            f"scatter: out must be a StaticBatches, but is of type {type_name(out)}."
+        )
     if isinstance(inputs, DataContainer) and inputs.cpu_only:
         if chunk_sizes is None and max_size is None:
             return inputs.data
     if pytree.is_empty(inputs):
         return [inputs] * len(targets)
     with span("pyparallel.scatter"):
-        parts = _scatter(inputs, targets, options, ("inputs",), stream)
+        parts = _scatter(inputs, targets, options, ("inputs",), stream, out)
     return tuple(parts) if isinstance(inputs, torch.Tensor | DataContainer) else parts
 
 
@@ -204,8 +217,9 @@ def _scatter(
     options: Options,
     roots: tuple[str, ...],
     stream: torch.Stream | None = None,
+    out: StaticBatches | None = None,
 ) -> list[Any]:
-    kept = _keep(tree, targets[0], options, len(roots))
+    kept = None if out else _keep(tree, targets[0], options, len(roots))
     if kept is not None:
         return kept
     leaves, structure, classes = pytree.flatten_arguments(tree, len(roots))
@@ -217,10 +231,16 @@ def _scatter(
         # With two roots, the first step of the path is the number of the root.
         return path[1:].codify(roots[path[0].entry])
 
+    statics: list[StaticTarget | None] = [None] * len(targets)
+    if out is not None:
+        key = pytree.key_of(structure)
+        statics = [StaticTarget(out, key, place) for place in range(len(targets))]
     if not options.divides:
         (target,) = targets
         parts = whole_parts(leaves, options, name, classes)
-        moved = move(leaves, parts, target, options.dtype, stream, name, classes)
+        moved = move(
+            leaves, parts, target, options.dtype, stream, name, classes, statics[0]
+        )
         return [pytree.unflatten(structure, moved)]
     bare = pytree.find_container(structure, Ragged)
     if bare is not None:
@@ -240,10 +260,10 @@ def _scatter(
     if leaves:
         columns = list(zip(*split(leaves, options, name), strict=True))
     # All copies are started before the first one is waited for: the wait may block the
-    # host for tensors that torch copies.
+    # host for tensors that torch copies. No slab changes before all parts are checked.
     waits = [
-        start_copy(leaves, column, target, options.dtype, stream, name, classes)
-        for column, target in zip(columns, targets, strict=False)
+        start_copy(leaves, column, target, options.dtype, stream, name, classes, static)
+        for column, target, static in zip(columns, targets, statics, strict=False)
     ]
     return [pytree.unflatten(structure, wait()) for wait in waits]
 

@@ -118,6 +118,7 @@ class Watch:
         route: the interface of the device, the device, and the stream of the copies, to
             which the memory belongs.
         copied: its copies are done.
+        is_static: the memory is fixed, and is not freed with its tensors.
 
     Attributes:
         event: its copies and the checksums of the received bytes are done.
@@ -130,6 +131,7 @@ class Watch:
         blocks: tuple[torch.Tensor, dict[int, torch.Tensor]],
         route: tuple[Any, torch.device, Any],
         copied: CopyEvent,
+        is_static: bool = False,
     ) -> None:
         self.event: CopyEvent | DeviceEvent = copied
         self._api, device, copies = route
@@ -147,7 +149,7 @@ class Watch:
         check = _Check(places, sent, found, formats, device)
         _unchecked.append((self.event.is_done, check))
         slab, direct = blocks
-        for block in (slab, *direct.values()):
+        for block in () if is_static else (slab, *direct.values()):
             if block.numel():
                 _watched.append(_Block(block, self, probe))
 

@@ -17,6 +17,9 @@ from .device import DeviceApi, torch_device
 from .engine import keep_alive
 from .layout import DIRECT_NBYTES, SPAN_NBYTES, TransferLayout, plan_transfer
 
+#: Returns the function that makes a copy of tensors on a stream and returns it.
+Prepare = Callable[[list[torch.Tensor], Any], Callable[[], list[torch.Tensor]]]
+
 #: From this number on, the engine queues copies by one call.
 _FEW_COPIES = 8
 #: The fewest batches and bytes in pageable memory before a warning.
@@ -93,7 +96,7 @@ class DeviceCopy:
         self._slab, *large = self._blocks = api.allocate(sizes, stream)
         self._direct = dict(zip(layout.direct, large, strict=True))
         self._formats = {i: (leaves[i].dtype, leaves[i].shape) for i in layout.direct}
-        direct = [(self._direct[i], _bytes(leaves[i])) for i in layout.direct]
+        direct = [(self._direct[i], byte_view(leaves[i])) for i in layout.direct]
         if layout.span is not None:
             direct.append((self._slab[: layout.span.numel()], layout.span))
         self._event = engine.start(layout, self._slab, direct, stream, api)
@@ -177,6 +180,7 @@ def start_copy(
     target: torch.device | None,
     dtype: torch.dtype | None = None,
     stream: Any = None,
+    prepare: Prepare | None = None,
 ) -> Callable[[], list[torch.Tensor]]:
     """Start to copy tensors to a target; return a function that returns the copies.
 
@@ -188,16 +192,19 @@ def start_copy(
         target: None is the host, where only tensors that are not contiguous are copied.
         dtype: of floating-point tensors, or None.
         stream: of the copy, if it is on the target; else the target's own.
+        prepare: makes the copy instead, with the tensors and the stream.
     """
     if dtype is not None:
         tensors = [_cast(tensor, dtype) for tensor in tensors]
+    on_target = stream is not None and stream.device == target
+    if prepare is not None:
+        return prepare(tensors, stream if on_target else None)
     if target is None:
         return lambda: list(map(contiguous, tensors))
     if target.type == "cpu":
         return lambda: [contiguous(tensor).to(target) for tensor in tensors]
     if target.type != "cuda" and not has_streams(target):
         return lambda: [tensor.to(target) for tensor in tensors]
-    on_target = stream is not None and stream.device == target
     return MixedCopy(tensors, target, stream=stream if on_target else None).wait
 
 
@@ -346,7 +353,8 @@ def _is_small(layout: TransferLayout) -> bool:
     return layout.plan.nbytes == 0 and len(layout.direct) < _FEW_COPIES
 
 
-def _bytes(leaf: torch.Tensor) -> torch.Tensor:
+def byte_view(leaf: torch.Tensor) -> torch.Tensor:
+    """Return the bytes of a contiguous tensor as ``torch.uint8``."""
     return leaf.view(-1).view(torch.uint8)
 
 

@@ -37,6 +37,22 @@ def test_every_view_has_its_own_storage_that_cannot_grow(backend):
 
 
 @both
+def test_a_forbidden_tensor_raises_and_its_slab_does_not(backend):
+    slab = torch.zeros(64, dtype=torch.uint8)
+    plan = backend.plan_slab([torch.ones(3)])
+    (ended,), (alive,) = backend.views(slab, plan), backend.views(slab, plan)
+    backend.forbid_use([ended], "it has ended")
+    for use in (torch.sum, torch.Tensor.tolist, torch.Tensor.data_ptr, repr):
+        with pytest.raises(RuntimeError, match=r"^it has ended"):
+            use(ended)
+    assert alive.tolist() == [0, 0, 0] and slab.sum() == 0
+    text = r"forbid_use: tensors\[1\] must be a torch\.Tensor, but is of type int"
+    with pytest.raises(TypeError, match=text):
+        backend.forbid_use([alive, 3], "it has ended")
+    assert alive.sum() == 0
+
+
+@both
 def test_the_memory_of_a_tensor_is_its_slab_or_its_storage(backend):
     leaves = [torch.ones(3), torch.ones(5)]
     plan = backend.plan_slab(leaves)
