@@ -5,7 +5,8 @@ batches one column. ``plan`` computes the padded shape of a column, ``allocation
 provides the memory, and ``stack`` writes the samples into it by the backend or, where
 torch's own rules apply, by ``torch_stack``. ``pad_stack`` starts at ``plan``.
 
-``collate_fields`` makes the same pass with a rule of ``rules`` for each field.
+``collate_fields`` makes the same pass with a rule of ``rules`` for each field, and
+``padding_free`` adds the arguments of attention without padding.
 
 ``container``, ``padding`` and ``ragged`` have the classes of samples and batches, on
 ``tensor_fields``. ``unpad`` uses the sizes and the mask of a batch on outputs.
@@ -23,6 +24,7 @@ __all__ = [
     "options",
     "pad_stack",
     "padding",
+    "padding_free",
     "padding_values",
     "plan",
     "pytree",

@@ -32,6 +32,7 @@ from .collate import Walk, check_is_batch, check_not_empty, columns_by_key
 from .columns import Path, check_types, sequence_columns
 from .options import meant_by
 from .padding import Padding
+from .padding_free import TEXTS, add_arguments, padding_free_rules, with_labels
 from .ragged import Ragged
 from .rules import (
     Concat,
@@ -69,15 +70,18 @@ class Collate:
             numbers in a field, and text becomes a list.
         flatten: each item of the data set is a list of samples, such as random crops or
             views of one image. The batch has the samples of all lists.
+        padding_free: the samples are texts for a model of transformers, dicts with
+            ``input_ids`` and perhaps ``labels``. The batch has the arguments of a model
+            without padding, as ``DataCollatorWithFlattening`` makes them.
         **fields: rules by name. A dotted name such as ``"target.boxes"`` is a field of
             a nested dict, object or tuple; an integer in it is a position. A nested
             mapping of rules has the same meaning.
 
     Raises:
-        TypeError: a rule is neither a rule nor a function, or ``flatten`` is not a
-            bool.
-        ValueError: two rules for one field, or ``index_of`` names no field with the
-            rule ``Concat()``.
+        TypeError: a rule is neither a rule nor a function, or ``flatten`` or
+            ``padding_free`` is not a bool.
+        ValueError: two rules for one field, ``index_of`` names no field with the rule
+            ``Concat()``, or ``padding_free`` beside another rule for its fields.
 
     The batch has the structure of a sample: a dict has the same keys, and a tuple
     becomes a list. It contains tensors, `Padded` (of `Pad` with ``mask`` or ``sizes``),
@@ -103,6 +107,7 @@ class Collate:
         *rules: AnyRule | Mapping[Any, Any],
         default: AnyRule | None = None,
         flatten: bool = False,
+        padding_free: bool = False,
         **fields: AnyRule | Mapping[str, Any],
     ) -> None:
         self._rules: dict[str, AnyRule] = {}
@@ -112,12 +117,11 @@ class Collate:
             self._add("", {str(i): rule for i, rule in enumerate(rules)})
         self._add("", fields)
         self._default, self._flatten = default, flatten
-        if not isinstance(flatten, bool):
-            raise BatchTypeError(
-                f"Collate: flatten must be True or False, but is {flatten!r} "
-                f'({type_name(flatten)}). Use Collate({{"flatten": ...}}) for a field '
-                "of this name."
-            )
+        self._padding_free = padding_free
+        _check_bool("flatten", flatten)
+        _check_bool("padding_free", padding_free)
+        if padding_free:
+            self._add("", padding_free_rules(self._rules))
         if default is not None:
             _check_rule(default, "default")
             if isinstance(default, Concat) and default.index_of is not None:
@@ -177,6 +181,8 @@ class Collate:
             raise
 
     def _of_samples(self, batch: Sequence[Any]) -> Any:
+        if self._padding_free:
+            batch = with_labels(batch)
         for name, rule in self._rules.items():
             if not _has_field(batch[0], name):
                 raise _missing_field_error(batch, name, rule)
@@ -186,14 +192,18 @@ class Collate:
             for name, (rule, indices) in walk.joined.items():
                 if rule.index_of is not None:
                     rule.count_rows(indices, walk.joined[rule.index_of][1], name)
+            if self._padding_free:
+                add_arguments(result, {x: walk.joined[x][1] for x in TEXTS})
             return result
 
     def __repr__(self) -> str:
         """Show the rules as Python code that creates them."""
-        rules, names = self._rules, list(self._rules)
+        given = TEXTS if self._padding_free else ()
+        rules = {name: rule for name, rule in self._rules.items() if name not in given}
+        names = list(rules)
         if names and names == [str(i) for i in range(len(names))]:
             shown = [repr(rule) for rule in rules.values()]
-        elif all(_is_argument(name) for name in names):
+        elif all(map(_is_argument, names)):
             shown = [f"{name}={rule!r}" for name, rule in rules.items()]
         else:
             shown = [repr(rules)]
@@ -201,6 +211,8 @@ class Collate:
             shown.append(f"default={self._default!r}")
         if self._flatten:
             shown.append("flatten=True")
+        if self._padding_free:
+            shown.append("padding_free=True")
         return f"Collate({', '.join(shown)})"
 
     @classmethod
@@ -410,7 +422,7 @@ def _some_samples(dataset: Any, num_samples: int) -> list[Any]:
 
 def _is_argument(name: str) -> bool:
     """Return True if the name can be a keyword argument of `Collate`."""
-    options = ("default", "flatten")
+    options = ("default", "flatten", "padding_free")
     return name.isidentifier() and not iskeyword(name) and name not in options
 
 
@@ -458,6 +470,15 @@ def _meant_option(name: str, value: Any) -> Pad | None:
         return Pad(**{option: value})
     except (BatchTypeError, BatchValueError):
         return None
+
+
+def _check_bool(name: str, value: Any) -> None:
+    if not isinstance(value, bool):
+        raise BatchTypeError(
+            f"Collate: {name} must be True or False, but is {value!r} "
+            f'({type_name(value)}). Use Collate({{"{name}": ...}}) for a field of this '
+            "name."
+        )
 
 
 def _check_rule(rule: Any, name: str) -> None:

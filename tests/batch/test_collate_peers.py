@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from typing import Any
 
@@ -19,7 +20,11 @@ try:
     import pydantic
     from accelerate.utils import send_to_device
     from lightning.fabric.utilities import move_data_to_device
-    from transformers import LlamaConfig, LlamaForCausalLM
+    from transformers import (
+        DataCollatorWithFlattening,
+        LlamaConfig,
+        LlamaForCausalLM,
+    )
 except ImportError as error:
     pytest.skip(f"needs the peers: {error}", allow_module_level=True)
 
@@ -132,15 +137,47 @@ def test_lightning_trains_on_the_loader(loader: Callable[..., Any]) -> None:
         assert_equal(found, expected)
 
 
-def test_transformers_needs_no_padding() -> None:
+def texts_of(seed: int) -> list[dict[str, Any]]:
+    rng = random.Random(seed)
+    lengths = [rng.randint(0, 9) for _ in range(rng.randint(0, 5))] + [1]
+    names = ["input_ids", "labels"][: 1 + seed % 2]
+    make: Any = torch.LongTensor if seed % 3 else list
+    texts = [
+        {n: make([rng.randrange(50) for _ in range(k)]) for n in names}
+        | {"attention_mask": make([1] * k)}
+        for k in lengths
+    ]
+    return rng.sample(texts, len(texts))
+
+
+def test_texts_without_padding_are_those_of_transformers() -> None:
+    theirs = DataCollatorWithFlattening(return_flash_attn_kwargs=True)
+    for seed in range(200):
+        texts = texts_of(seed)
+        expected, found = theirs(texts), Collate(padding_free=True)(texts)
+        assert set(found) == set(expected)
+        for name, each in found.items():
+            assert type(each) is type(expected[name])
+            if isinstance(each, int):
+                assert each == expected[name]
+            else:
+                assert each.dtype == expected[name].dtype
+                assert torch.equal(each, expected[name])
+
+
+@pytest.mark.parametrize("kernel", ["sdpa", "eager"])
+def test_transformers_needs_no_padding(kernel: str) -> None:
     torch.manual_seed(0)
     options = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
-    config = LlamaConfig(vocab_size=50, num_attention_heads=2, **options)
+    config = LlamaConfig(
+        vocab_size=50, num_attention_heads=2, attn_implementation=kernel, **options
+    )
     model = LlamaForCausalLM(config).eval()
-    samples = [{"ids": list(range(i, 3 * i + 2))} for i in range(1, 5)]
-    padded = Collate(ids=Pad(mask=True))(samples)["ids"]
-    expected = model(input_ids=padded.data, attention_mask=padded.mask.long()).logits
-    ids = Collate(ids=Concat())(samples)["ids"]
-    packed = {"input_ids": ids.values[None], "position_ids": ids.position_ids[None]}
-    found = model(**packed, use_cache=False)
-    torch.testing.assert_close(found.logits[0], expected[padded.mask])
+    samples = [{"input_ids": list(range(i, 3 * i + 2))} for i in range(1, 5)]
+    padded = Collate(input_ids=Pad(mask=True))(samples)["input_ids"]
+    mask = padded.mask.long()
+    labels = padded.data.masked_fill(~padded.mask, -100)
+    expected = model(input_ids=padded.data, attention_mask=mask, labels=labels)
+    found = model(**Collate(padding_free=True)(samples), use_cache=False)
+    torch.testing.assert_close(found.logits[0], expected.logits[padded.mask])
+    torch.testing.assert_close(found.loss, expected.loss)

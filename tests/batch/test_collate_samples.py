@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import random
 from collections.abc import Callable
 from types import ModuleType, SimpleNamespace
@@ -149,6 +150,50 @@ def test_the_advice_for_an_object_without_fields_works() -> None:
     assert Collate(image=Stack())([vars(each) for each in samples])
 
 
+# --------------------------------------------------------------- texts without padding
+PACKED = [
+    {"input_ids": [5, 6, 7], "attention_mask": [1, 1, 1], "position_ids": [2, 3, 4]},
+    {"input_ids": [], "attention_mask": [], "position_ids": []},
+    {"input_ids": [8, 9], "attention_mask": [1, 1], "position_ids": [2, 3]},
+]
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+@pytest.mark.parametrize("labels", [None, [[1, 2, 3], [], [4, 0]]])
+@both
+def test_texts_become_the_arguments_of_a_model_without_padding(
+    backend: ModuleType, labels: Any, num_workers: int
+) -> None:
+    made = [{**each, "id": i} for i, each in enumerate(PACKED)]
+    for each, given in zip(made, labels or (), strict=bool(labels)):
+        each["labels"] = given
+    for samples in (made, [tensors_of(each) for each in made]):
+        kept = copy.deepcopy(samples)
+        with using(backend):
+            rules = Collate(padding_free=True)
+            loader = DataLoader(samples, 3, num_workers=num_workers, collate_fn=rules)
+            (batch,) = PreDataLoader(loader, "cpu")
+        found = {k: x if isinstance(x, int) else x.tolist() for k, x in batch.items()}
+        assert found == {
+            "input_ids": [[5, 6, 7, 8, 9]],
+            "labels": [[-100, 2, 3, -100, 0] if labels else [-100, 6, 7, -100, 9]],
+            "position_ids": [[0, 1, 2, 0, 1]],
+            "cu_seq_lens_q": [0, 3, 5],
+            "cu_seq_lens_k": [0, 3, 5],
+            "max_length_q": 3,
+            "max_length_k": 3,
+            "id": [0, 1, 2],
+        }
+        assert str(samples) == str(kept)
+    rules = Collate(id=List(), flatten=True, padding_free=True)
+    assert rules([made[:2], made[2:]])["cu_seq_lens_q"].dtype is torch.int32
+    assert repr(rules) == "Collate(id=List(), flatten=True, padding_free=True)"
+
+
+def tensors_of(sample: dict[str, Any]) -> dict[str, torch.Tensor]:
+    return {k: torch.tensor(x, dtype=torch.int64) for k, x in sample.items()}
+
+
 # ------------------------------------------------------------------- lists of samples
 class View(NamedTuple):
     x: torch.Tensor
@@ -228,11 +273,62 @@ WRONG: list[tuple[Callable[[], Any], type[Exception], str]] = [
         "Collate: batch[1] must have 1 items like batch[0], but has 2. Use "
         "flatten=True for lists of samples.",
     ),
+    (
+        lambda: Collate(padding_free=1),  # type: ignore[arg-type]
+        TypeError,
+        "Collate: padding_free must be True or False, but is 1 (int). Use "
+        'Collate({"padding_free": ...}) for a field of this name.',
+    ),
+    (
+        lambda: Collate(padding_free=True, attention_mask=Pad()),
+        ValueError,
+        "Collate, padding_free=True: 'attention_mask' must have no rule, but has one. "
+        "Remove the rule, or padding_free.",
+    ),
+    (
+        lambda: Collate(padding_free=True)([View(torch.ones(2))]),
+        TypeError,
+        "Collate, padding_free=True: batch[0] must be a dict with 'input_ids', but is "
+        f"{__name__}.View. Return the ids of the tokens by this name.",
+    ),
+    (
+        lambda: Collate(padding_free=True)([PACKED[1]]),
+        ValueError,
+        "Collate, padding_free=True: batch must have at least one token, but all 1 "
+        "samples are empty. Remove empty samples from the data set.",
+    ),
+    (
+        lambda: Collate(padding_free=True)([{"input_ids": [1, 2], "labels": [1]}]),
+        ValueError,
+        "Collate, padding_free=True: batch[0]['labels'] must have the shape of "
+        "batch[0]['input_ids'], but has shape (1,) where (2,) was expected. Return one "
+        "label for each token.",
+    ),
+    (
+        lambda: Collate(padding_free=True)([{"input_ids": [[1, 2]]}]),
+        ValueError,
+        "Collate, padding_free=True: batch[0]['input_ids'] must be a vector, but has "
+        "shape (1, 2). Return vectors from the data set.",
+    ),
+    (
+        lambda: Collate(padding_free=True)(
+            [PACKED[0] | {"labels": [1] * 3}, PACKED[2]]
+        ),
+        KeyError,
+        "batch[1] must have the keys of batch[0], but lacks 'labels'. Give every "
+        "sample the same keys.",
+    ),
+    (
+        lambda: Collate(padding_free=True)([{"ids": [1]}]),
+        TypeError,
+        "Collate, padding_free=True: batch[0] must be a dict with 'input_ids', but is "
+        "dict with 'ids'. Return the ids of the tokens by this name.",
+    ),
 ]
 
 
 @pytest.mark.parametrize(("call", "cls", "text"), WRONG)
-def test_wrong_lists_of_samples_are_named(
+def test_wrong_samples_and_options_are_named(
     call: Callable[[], Any], cls: type[Exception], text: str
 ) -> None:
     with pytest.raises(cls) as caught:
