@@ -8,15 +8,16 @@ from typing import Any
 import pytest
 
 from pyparallel import DataLoader
-from tests.support.processes import python_runs
+from tests.support.processes import interpreters
 
 pytestmark = pytest.mark.one_backend
 
-#: The child uses the iterator of its parent, follows the advice of the error, and ends.
-PROGRAM = """
+START = """
 import gc, json, multiprocessing, os, sys, warnings
 from pyparallel import DataLoader, PreDataLoader
-
+"""
+#: The child uses the iterator of its parent, follows the advice of the error, and ends.
+PROGRAM = """
 warnings.simplefilter("ignore")  # Python 3.12 warns of forks beside threads
 class Remembering:
     reads = 0
@@ -91,14 +92,23 @@ TEXTS = {
 }
 
 
+@pytest.fixture(scope="module")
+def ended() -> dict[str, interpreters.Ended]:
+    programs = [  # a daemon may not start workers
+        PROGRAM.format(start=start.strip(), is_daemon="daemon" in name)
+        for name, start in STARTS.items()
+    ]
+    return dict(zip(STARTS, interpreters.run(START, programs), strict=True))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", STARTS)
-def test_a_child_gets_an_error_and_the_parent_loses_nothing(name: str) -> None:
-    is_daemon = "daemon" in name  # such a process may not start workers
-    program = PROGRAM.format(start=STARTS[name].strip(), is_daemon=is_daemon)
-    done = python_runs.run(program)
-    assert (done.returncode, done.stderr) == (0, "")
-    rows = [json.loads(line) for line in done.stdout.splitlines()]
+def test_a_child_gets_an_error_and_the_parent_loses_nothing(
+    name: str, ended: dict[str, interpreters.Ended]
+) -> None:
+    done = ended[name]
+    assert (done.code, done.err) == (0, "")
+    rows = [json.loads(line) for line in done.out.splitlines()]
     assert {text for text, *_ in rows} == TEXTS and len(rows) == 4
     for _, again, got, next_epoch in rows:
         assert again == got == next_epoch == list(range(9))
