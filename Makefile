@@ -5,7 +5,6 @@ PYTHON     ?= python3
 TORCH      ?= torch==2.13.0
 # The torch of the CUDA build; its CUDA and nvcc must have the same major version.
 CUDA_TORCH ?= torch==2.11.0
-CUDA_ARCHS ?= 8.0;9.0
 # More options for installing torch, such as an index of CPU builds.
 TORCH_PIP  ?=
 SOAK_MINUTES ?= 30
