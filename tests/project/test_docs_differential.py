@@ -64,17 +64,18 @@ def test_programs_of_frameworks_md_train(
     assert run_page("docs/frameworks.md", "pycon") == 1
     assert len(FRAMEWORKS) == 6
     script = tmp_path / "train.py"
-    for program in FRAMEWORKS:
-        assert program.text.count("\n") <= 60
+    assert all(program.text.count("\n") <= 60 for program in FRAMEWORKS)
+    for program in FRAMEWORKS[1:]:  # the next test runs the first one
         script.write_text(program.text, encoding="utf-8")
         done = python(script)
         assert done.returncode == 0, (program.name, done.stderr[-3000:])
 
 
+# The last state is in the middle of the second epoch.
 @needs("accelerate", "transformers")
-@pytest.mark.parametrize("run", [python, torchrun])
+@pytest.mark.parametrize(("run", "steps"), [(python, "11"), (torchrun, "8")])
 def test_a_stopped_program_of_accelerate_ends_with_the_same_weights(
-    run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    run: Any, steps: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     program, stopped = tmp_path / "train.py", tmp_path / "stopped.py"
     program.write_text(FRAMEWORKS[0].text, encoding="utf-8")
@@ -87,11 +88,11 @@ def test_a_stopped_program_of_accelerate_ends_with_the_same_weights(
 
     monkeypatch.chdir(tmp_path)
     whole = last_line(program)
-    assert last_line(program) == whole  # started again after its end
-    for steps in ("4", "8"):  # the last state is in mid-epoch, in two processes
-        shutil.rmtree("checkpoint")
-        last_line(stopped, steps, str(program))
-        assert last_line(program) == whole
+    if run is python:
+        assert last_line(program) == whole  # started again after its end
+    shutil.rmtree("checkpoint")
+    last_line(stopped, steps, str(program))
+    assert last_line(program) == whole
 
 
 @needs("accelerate", "transformers")
