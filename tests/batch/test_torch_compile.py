@@ -29,7 +29,12 @@ IMAGE_OPTIONS: list[dict[str, Any]] = [
      "memory_format": torch.channels_last},
 ]  # fmt: skip
 modes = pytest.mark.parametrize(
-    "mode", [("eager", False), ("aot_eager", True)], ids=["static", "dynamic"]
+    "mode",
+    [
+        # Tracing does not depend on the backend. Dynamic graphs run both backends.
+        pytest.param(("eager", False), id="static", marks=pytest.mark.one_backend),
+        pytest.param(("aot_eager", True), id="dynamic"),
+    ],
 )
 
 

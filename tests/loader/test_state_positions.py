@@ -275,7 +275,7 @@ def test_three_starts_with_workers(
     options = {"num_workers": 1 + persistent, "persistent_workers": persistent}
     # Each kind in four of the modes.
     number = [*KINDS].index(kind) + 3 * persistent + prefetches
-    check(kind, MODES[number % 6], (3, 2, 1), prefetches, **options)
+    check(kind, MODES[number % 6], (2, 2, 1), prefetches, **options)
 
 
 def is_idle(pass_: Any) -> bool:
