@@ -105,8 +105,8 @@ void Engine::check_not_capturing(const Stream& stream, const char* name) const {
   if (!runtime_->is_capturing(stream)) return;
   throw std::runtime_error(std::string("send: the ") + name +
                            " stream must not be under graph capture, but is. Copy "
-                           "outside of the capture, into static tensors that the "
-                           "graph reads.");
+                           "outside of the capture, into the static tensors of a "
+                           "StaticBatches.");
 }
 
 void Engine::copy_direct(const Job& job) {

@@ -274,7 +274,7 @@ def check_not_capturing(name: str, stream: Any, api: DeviceApi) -> None:
     if api.is_capturing(stream):
         raise RuntimeError(
             f"send: the {name} stream must not be under graph capture, but is. Copy "
-            "outside of the capture, into static tensors that the graph reads."
+            "outside of the capture, into the static tensors of a StaticBatches."
         )
 
 

@@ -46,7 +46,7 @@ pytestmark = [
 
 CAPTURED = (
     "send: the waiting stream must not be under graph capture, but is. Copy outside of "
-    "the capture, into static tensors that the graph reads."
+    "the capture, into the static tensors of a StaticBatches."
 )
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import threading
 from collections.abc import Callable
 from typing import Any
 from unittest import mock
@@ -10,7 +12,7 @@ import pytest
 import torch
 
 from pyparallel import StaticBatches
-from pyparallel.transfer import debug, static
+from pyparallel.transfer import debug, static, to_device
 from pyparallel.transfer.static import StaticTarget
 from tests.support.devices.fake_device import DEVICE, FakeDevice, memory
 from tests.support.devices.probed_device import Device, passed
@@ -140,3 +142,47 @@ def test_bytes_that_change_before_their_copy_are_reported(
         with pytest.raises(RuntimeError, match="leaf 1 of 2"):
             debug.check()
     debug.reset()
+
+
+def test_a_freed_slab_belongs_to_the_streams_that_used_it() -> None:
+    batches = StaticBatches()
+    with FakeDevice(copy_delay=0, compute_delay=0) as device:
+        found: list[bytes] = []
+        with device.using(device.side):
+            (tensor,) = prepared(
+                batches, [torch.ones(100, dtype=torch.uint8)], device
+            )()
+            gate = threading.Event()
+            device.wait(device.side, gate)  # a replay, for example
+            device.read(tensor, found)
+        batches.clear()
+        del tensor
+        gc.collect()
+        leaves = [torch.zeros(100, dtype=torch.uint8)]
+        (other,) = to_device.send(leaves, DEVICE, device).wait()
+        assert device.record(device.main).wait(30)
+        gate.set()
+        assert device.record(device.side).wait(30)
+        assert found == [b"\1" * 100] and other.sum() == 0
+
+
+def test_debug_mode_forbids_the_batch_and_not_its_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(debug, "poison_enabled", True)
+    with mock.patch.object(static.backend, "views", shared_views):
+        batches = StaticBatches()
+        with FakeDevice(copy_delay=0, compute_delay=0) as device:
+            kept = []
+            for step in range(3):
+                kept += prepared(batches, [torch.full((3,), step)], device)()
+            assert device.record(device.main).wait(30)
+            assert kept[2].tolist() == [2, 2, 2]
+            for tensor in kept[:2]:
+                with pytest.raises(RuntimeError, match="of a static batch must be"):
+                    tensor.tolist()
+
+
+def shared_views(slab: torch.Tensor, plan: Any) -> list[torch.Tensor]:
+    """Return the tensors of one leaf on the storage of the slab, as on a device."""
+    return [slab[: plan.nbytes // 64 * 24].view(torch.int64)]

@@ -124,7 +124,7 @@ def test_a_stream_under_capture_is_refused_before_anything_is_queued(name):
             to_device.send([torch.ones(3)], DEVICE, device)
         assert str(caught.value) == (
             f"send: the {name} stream must not be under graph capture, but is. Copy "
-            "outside of the capture, into static tensors that the graph reads."
+            "outside of the capture, into the static tensors of a StaticBatches."
         )
         assert device.num_copies == 0 and not device.host.blocks
 

@@ -34,7 +34,7 @@ WAITS = {"cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaEventSynchronize
 WAITS |= {"cudaMemcpy", "cudaFree", "cudaFreeHost"}
 CAPTURED = (
     "send: the {} stream must not be under graph capture, but is. Copy outside of the "
-    "capture, into static tensors that the graph reads."
+    "capture, into the static tensors of a StaticBatches."
 )
 
 

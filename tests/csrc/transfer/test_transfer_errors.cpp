@@ -99,7 +99,7 @@ TEST(test_capture_is_refused_before_anything_is_queued) {
   bench.runtime.capturing = kCopies.id;
   CHECK(thrown([&] { bench.send(batch, &target); }) ==
         "send: the copy stream must not be under graph capture, but is. Copy outside "
-        "of the capture, into static tensors that the graph reads.");
+        "of the capture, into the static tensors of a StaticBatches.");
   CHECK(bench.runtime.take_calls().empty());
 }
 

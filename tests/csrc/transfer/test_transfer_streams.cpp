@@ -31,7 +31,7 @@ TEST(test_a_wait_on_a_captured_stream_is_refused) {
   }
   CHECK(text ==
         "send: the waiting stream must not be under graph capture, but is. Copy "
-        "outside of the capture, into static tensors that the graph reads.");
+        "outside of the capture, into the static tensors of a StaticBatches.");
   CHECK(bench.runtime.take_calls() == kNone);
   bench.runtime.capturing = -1;
   bench.engine.wait(kHome, *sent.event);
