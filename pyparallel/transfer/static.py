@@ -64,6 +64,7 @@ class StaticBatches:
         ValueError: an argument is less than 1.
 
     Example:
+        >>> from pyparallel import scatter
         >>> static, found = StaticBatches(num_slabs=2), set()
         >>> for step in range(6):
         ...     (batch,) = scatter({"x": torch.full((3,), step)}, "cpu", out=static)
