@@ -65,14 +65,14 @@ ops::RecordedEvent send(py::handle slab, py::handle leaves, py::handle plan,
 using Storages = std::vector<c10::Storage>;
 
 py::object plan_copy(py::handle leaves, py::handle stream, int64_t leaf_nbytes,
-                     int64_t mean_nbytes) {
+                     int64_t mean_nbytes, std::optional<at::ScalarType> dtype) {
   const Tensors tensors(leaves, "plan_copy", "leaves");
   for (size_t i = 0; i < tensors.refs.size(); ++i) {
     if (!THPVariable_CheckExact(item(tensors.items, i).ptr())) return py::none();
   }
   std::unique_ptr<ops::BatchCopy> copy =
       ops::BatchCopy::plan(tensors.refs, to_stream(stream, "plan_copy", "stream"),
-                           {leaf_nbytes, mean_nbytes});
+                           {leaf_nbytes, mean_nbytes}, dtype);
   if (copy == nullptr) return py::none();
   return py::cast(std::move(copy));
 }
@@ -259,7 +259,8 @@ void define_transfer(py::module_* module) {
       .def("start", &start, py::arg("waits_here"), py::arg("may_go_home"))
       .def("wait", &wait);
   module->def("plan_copy", &plan_copy, py::arg("leaves"), py::arg("stream"),
-              py::arg("leaf_nbytes"), py::arg("mean_nbytes"));
+              py::arg("leaf_nbytes"), py::arg("mean_nbytes"),
+              py::arg("dtype") = py::none());
   py::class_<ops::ReturnJob>(*module, "ReturnJob")
       .def_property_readonly("plan", &ops::ReturnJob::plan)
       .def("run", &run_return, py::arg("host"), py::arg("stream"));

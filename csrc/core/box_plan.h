@@ -31,6 +31,7 @@ struct PadShapes {
   std::vector<int64_t> sizes;  // sources.size() rows of target.size()
   std::vector<PadSource> sources;
   std::vector<int64_t> starts;  // as sizes, or empty: all 0
+  int64_t source_ratio = 1;     // bytes of a source for each byte of its copy
 };
 
 // Repeats one fill value, the `itemsize` bytes at `item`.
@@ -159,7 +160,7 @@ class BoxPlan {
       if (inside) {
         boxes_.push_back(box);
         boxes_.back().src = box.src + next_src;
-        next_src += nbytes;
+        next_src += nbytes * shapes_.source_ratio;
       } else {
         boxes_.push_back({nullptr, 0, 0, 0, box.fill});
       }
@@ -200,7 +201,8 @@ inline PadShapes mask_shapes(const PadShapes& shapes, uint8_t* mask, size_t num_
     }
     return kept;
   };
-  PadShapes made{1, last(shapes.target), last(shapes.sizes), {}, last(shapes.starts)};
+  PadShapes made{1,  last(shapes.target), last(shapes.sizes),
+                 {}, last(shapes.starts), 1};
   int64_t row = 1;
   for (int64_t size : made.target) row *= size;
   for (size_t i = 0; i < shapes.sources.size(); ++i) {

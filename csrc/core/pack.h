@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include "core/boxes.h"
+#include "core/cast.h"
 #include "core/checked.h"
 #include "core/host_device.h"
 #include "core/pad_copy.h"
@@ -57,6 +58,9 @@ struct Pack {
   const Slot* slots;  // ascending and disjoint, within [begin, end)
   int64_t num_slots;
   int64_t begin = 0;  // bytes outside [begin, end) are not written
+  // The cast of each slot, for a writer that casts, or null. The bytes of a slot are
+  // those of the result.
+  const Cast* casts = nullptr;
 
   PP_HOST_DEVICE int64_t num_pieces() const {
     return end == begin ? 0 : (end - begin - 1) / piece + 1;
@@ -64,7 +68,7 @@ struct Pack {
 
   PP_HOST_DEVICE void operator()(Rows rows, Lane lane) const {
     if (lane.count == 1 && rows.step == 1) {
-      write_run<CachedWriter>(rows);
+      write_run(rows, CachedWriter());
       return;
     }
     for (int64_t n = rows.begin; n < rows.end; n += rows.step) {
@@ -74,8 +78,7 @@ struct Pack {
 
   // Writes consecutive rows with a single lane and a RowWriter (core/pad_copy.h).
   template <typename RowWriter>
-  PP_HOST_DEVICE void write_run(Rows rows) const {
-    RowWriter writer;
+  PP_HOST_DEVICE void write_run(Rows rows, RowWriter writer) const {
     write(start_of(rows.begin), start_of(rows.end), &writer);
     writer.finish();
   }
@@ -141,7 +144,9 @@ struct Pack {
       const int64_t done = at - slots[i].offset;
       const int64_t count = lesser(slots[i].nbytes - done, last - at);
       if (count <= 0) continue;
-      writer->copy(dst + at, slots[i].src + done, count);
+      if constexpr (Writer::kCasts) writer->use(casts[i]);
+      const uint8_t* const src = slots[i].src;
+      writer->copy(dst + at, writer->source(src, src + done), count);
       at += count;
     }
   }

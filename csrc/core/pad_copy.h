@@ -32,6 +32,13 @@ PP_HOST_DEVICE void fill_bytes(uint8_t* dst, int64_t nbytes, const Fill& fill) {
 // Writes with the C library, through the caches.
 struct CachedWriter : PlainReader {
   static constexpr bool kReads = true;
+  static constexpr bool kCasts = false;
+
+  // Returns the source of the bytes that would be at `at` without a cast (core/cast.h).
+  PP_HOST_DEVICE const uint8_t* source(const uint8_t* /*first*/,
+                                       const uint8_t* at) const {
+    return at;
+  }
 
   PP_HOST_DEVICE void copy(uint8_t* to, const uint8_t* from, int64_t nbytes) {
     memcpy(to, from, static_cast<size_t>(nbytes));
@@ -59,13 +66,30 @@ struct PadCopy {
 
   PP_HOST_DEVICE void operator()(Rows rows, Lane lane) const {
     if (lane.count == 1 && rows.step == 1) {
-      copy_runs(rows);
+      copy_runs(rows, RowWriter());
       return;
     }
     PP_ROLLED
     for (int64_t n = rows.begin; n < rows.end; n += rows.step) {
       write_span(row_span(table, n), lane);
     }
+  }
+
+  // Writes consecutive rows with a single lane. The rows of one plane are contiguous,
+  // so one division serves the rows above a box and another one the rows from its first
+  // row on.
+  PP_HOST_DEVICE void copy_runs(Rows rows, RowWriter writer) const {
+    const int64_t pieces = table.frame.pieces;
+    for (int64_t n = rows.begin; n < rows.end;) {
+      const RowSpan span = row_span(table, n);
+      int64_t num_rows = 1;
+      if (pieces == 1) {
+        num_rows = lesser(rows.end - n, span.y < 0 ? -span.y : span.rows_left);
+      }
+      copy_run(&writer, span, num_rows);
+      n += num_rows;
+    }
+    writer.finish();
   }
 
  private:
@@ -185,23 +209,6 @@ struct PadCopy {
     return item;
   }
 
-  // The rows of one plane are contiguous, so one division serves the rows above a box
-  // and another one the rows from its first row on.
-  PP_HOST_DEVICE void copy_runs(Rows rows) const {
-    const int64_t pieces = table.frame.pieces;
-    RowWriter writer;
-    for (int64_t n = rows.begin; n < rows.end;) {
-      const RowSpan span = row_span(table, n);
-      int64_t num_rows = 1;
-      if (pieces == 1) {
-        num_rows = lesser(rows.end - n, span.y < 0 ? -span.y : span.rows_left);
-      }
-      copy_run(&writer, span, num_rows);
-      n += num_rows;
-    }
-    writer.finish();
-  }
-
   // Writes the fill between the bytes of two rows in one call, and rows without fill in
   // one call.
   PP_HOST_DEVICE void copy_run(RowWriter* writer, const RowSpan& span,
@@ -212,7 +219,8 @@ struct PadCopy {
     int64_t num_copied = 0;
     if (span.copied > 0) num_copied = lesser(num_rows, span.box->height - span.y);
     if (num_copied > 0 && span.copied == span.nbytes) {
-      writer->copy(to, span.src, num_copied * span.nbytes);
+      writer->copy(to, writer->source(span.box->src, span.src),
+                   num_copied * span.nbytes);
       to += num_copied * span.nbytes;
     } else if (num_copied > 0) {
       const int64_t between = span.nbytes - span.copied;
@@ -223,7 +231,8 @@ struct PadCopy {
           writer->fill(to, between, fill);
           to += between;
         }
-        writer->copy(to, span.src + row * span.copied, span.copied);
+        const uint8_t* const from = span.src + row * span.copied;
+        writer->copy(to, writer->source(span.box->src, from), span.copied);
         to += span.copied;
       }
     }

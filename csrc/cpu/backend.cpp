@@ -35,6 +35,10 @@ void pad_copy_glue(const BoxTable& table, const BoxTable& mask, c10::Device) {
   pad_copy(table, mask);
 }
 
+void cast_copy_glue(const BoxTable& table, const BoxTable& mask, Cast cast) {
+  pad_copy(table, mask, cast);
+}
+
 at::Tensor contiguous_glue(const at::Tensor& strided) {
   const SerialWhenForked serial;
   return strided.contiguous();
@@ -45,8 +49,8 @@ void pack_glue(const Pack& body, c10::Device) { pack(body); }
 void image_batch_glue(const ImageJob& job, c10::Device) { image_batch(job); }
 
 [[maybe_unused]] const bool kRegistered = ops::register_backend(
-    c10::DeviceType::CPU,
-    {pad_copy_glue, contiguous_glue, pack_glue, image_batch_glue, runtime});
+    c10::DeviceType::CPU, {pad_copy_glue, contiguous_glue, pack_glue, image_batch_glue,
+                           runtime, nullptr, cast_copy_glue});
 
 }  // namespace
 }  // namespace pyparallel::cpu

@@ -4,54 +4,11 @@
 
 #include "core/image/rows.h"
 #include "core/work.h"
+#include "cpu/instruction_sets.h"
 #include "cpu/parallel_for.h"
 
 namespace pyparallel::cpu {
 namespace {
-
-// Instruction sets. run(work) compiles the inlined `work` for one of them. A build flag
-// would not do, because the module must load on CPUs without these instructions.
-struct AnyCpu {
-#if defined(__FP_FAST_FMAF)
-  using Math = HostMath;
-#else
-  using Math = RoundingTwiceMath;
-#endif
-  static bool supported() { return true; }
-  template <typename Work>
-  static void run(const Work& work) {
-    work();
-  }
-};
-
-#if defined(__x86_64__)
-
-struct Avx2Cpu {
-  using Math = HostMath;
-  static bool supported() {
-    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
-  }
-  template <typename Work>
-  __attribute__((target("avx2,fma"))) static void run(const Work& work) {
-    work();
-  }
-};
-
-struct Avx512Cpu {
-  using Math = HostMath;
-  static bool supported() {
-    return Avx2Cpu::supported() && __builtin_cpu_supports("avx512f") &&
-           __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl");
-  }
-  template <typename Work>
-  __attribute__((
-      target("avx512f,avx512bw,avx512vl,avx2,fma,prefer-vector-width=512"))) static void
-  run(const Work& work) {
-    work();
-  }
-};
-
-#endif
 
 template <typename Cpu, typename Source, typename Value, bool exact>
 void convert(void* to, const void* from, int64_t num, const Pattern& pattern) {
@@ -100,11 +57,7 @@ using MakeLoops = ImageLoops (*)(const ImageJob& job);
 // Returns the variants for this CPU, the fastest first.
 std::vector<MakeLoops> find_variants() {
   std::vector<MakeLoops> variants;
-#if defined(__x86_64__)
-  if (Avx512Cpu::supported()) variants.push_back(&make_loops<Avx512Cpu>);
-  if (Avx2Cpu::supported()) variants.push_back(&make_loops<Avx2Cpu>);
-#endif
-  variants.push_back(&make_loops<AnyCpu>);
+  visit_cpus([&](auto cpu) { variants.push_back(&make_loops<decltype(cpu)>); });
   return variants;
 }
 

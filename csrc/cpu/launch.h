@@ -2,12 +2,13 @@
 #pragma once
 
 #include "core/boxes.h"
+#include "core/cast.h"
 #include "core/pack.h"
 
 namespace pyparallel::cpu {
 
-// Fills a mask of the data too if `mask` has boxes.
-void pad_copy(BoxTable table, BoxTable mask);
+// Fills a mask of the data too if `mask` has boxes. The sources are cast by `cast`.
+void pad_copy(BoxTable table, BoxTable mask, Cast cast = Cast::kNone);
 
 // Sets body.piece.
 void pack(Pack body);

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "core/boxes.h"
+#include "core/cast.h"
 #include "core/image/job.h"
 #include "core/pack.h"
 #include "transfer/runtime.h"
@@ -28,6 +29,8 @@ struct Backend {
   // Returns true if torch's allocator calls reclaim_memory before it fails; null if
   // not.
   bool (*reclaims)() = nullptr;
+  // As pad_copy, with a cast of the sources; null if the device has none.
+  void (*cast_copy)(const BoxTable& table, const BoxTable& mask, Cast cast) = nullptr;
 };
 
 // Call this at static initialisation only. Returns true, as the value of a constant.

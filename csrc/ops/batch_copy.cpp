@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "core/pack.h"
+#include "ops/cast.h"
 
 namespace pyparallel::ops {
 namespace {
@@ -31,21 +32,23 @@ bool is_dense(int64_t span, int64_t used) { return span - used <= used / 4; }
 
 }  // namespace
 
-BatchCopy::BatchCopy(c10::Stream stream, size_t num)
-    : stream_(stream), runtime_(stream.device_type()) {
+BatchCopy::BatchCopy(c10::Stream stream, size_t num,
+                     std::optional<c10::ScalarType> dtype)
+    : stream_(stream), runtime_(stream.device_type()), dtype_(dtype) {
   leaves_.reserve(num);
   bytes_.emplace(kSend, num, c10::kCPU);
 }
 
 std::unique_ptr<BatchCopy> BatchCopy::plan(TensorRefs leaves, c10::Stream stream,
-                                           InPlace limits) {
-  std::unique_ptr<BatchCopy> copy(new BatchCopy(stream, leaves.size()));
+                                           InPlace limits,
+                                           std::optional<c10::ScalarType> dtype) {
+  std::unique_ptr<BatchCopy> copy(new BatchCopy(stream, leaves.size(), dtype));
   if (!copy->add(leaves)) return nullptr;
   copy->find_sources(leaves, limits);
   return copy;
 }
 
-// Plans a slab of all leaves. Returns false if one cannot be packed.
+// Plans a slab of all leaves. Returns false if one cannot be packed or cast.
 bool BatchCopy::add(TensorRefs leaves) {
   const size_t num = leaves.size();
   const auto tensor = [&](size_t i) { return leaves[i]->unsafeGetTensorImpl(); };
@@ -61,7 +64,15 @@ bool BatchCopy::add(TensorRefs leaves) {
     }
     const at::Tensor& leaf = *leaves[i];
     if (!can_pack(leaf)) return false;
-    leaves_.push_back(plan_leaf(leaf, kSend, i, &nbytes_));
+    c10::ScalarType dtype = leaf.scalar_type();
+    if (dtype_) {
+      given_.push_back(dtype);
+      if (c10::isFloatingType(dtype) && dtype != *dtype_) {
+        if (cast_of(dtype, *dtype_) == Cast::kNone) return false;
+        dtype = *dtype_;
+      }
+    }
+    leaves_.push_back(plan_leaf(leaf, dtype, kSend, i, &nbytes_));
     const PlannedLeaf& planned = leaves_.back();
     const uint8_t* const src = bytes_->add(leaf, planned);
     if (src != nullptr) {
@@ -76,10 +87,11 @@ void BatchCopy::find_sources(TensorRefs leaves, InPlace limits) {
   if (nbytes_ == 0) return;
   const auto num = static_cast<int64_t>(leaves_.size());
   const bool has_span = nbytes_ / num >= limits.mean_nbytes && find_span(leaves);
-  if (nbytes_ < limits.leaf_nbytes) return;  // no leaf is large
+  if (!dtype_ && nbytes_ < limits.leaf_nbytes) return;  // no leaf is large
   for (size_t i = 0; i < leaves_.size(); ++i) {
-    if (leaves_[i].nbytes < limits.leaf_nbytes || !leaves[i]->is_contiguous()) continue;
-    pageable_nbytes_ += leaves_[i].nbytes;
+    const auto nbytes = static_cast<int64_t>(leaves[i]->nbytes());
+    if (nbytes < limits.leaf_nbytes || !leaves[i]->is_contiguous()) continue;
+    pageable_nbytes_ += nbytes;
     if (has_span) continue;  // all leaves have the memory of the span
     direct_.push_back(i);
     sources_.push_back(leaves[i]->storage());
@@ -92,12 +104,15 @@ void BatchCopy::find_sources(TensorRefs leaves, InPlace limits) {
 bool BatchCopy::find_span(TensorRefs leaves) {
   if (bytes_->has_strided()) return false;
   const std::vector<Slot>& slots = bytes_->slots();
+  const auto size_of = [&](size_t i) {
+    return static_cast<int64_t>(leaves[i]->nbytes());
+  };
   std::vector<size_t> order;
   order.reserve(slots.size());
   int64_t used = 0;
   for (size_t i = 0; i < slots.size(); ++i) {
-    used += slots[i].nbytes;
-    if (slots[i].nbytes > 0) order.push_back(i);
+    used += size_of(i);
+    if (size_of(i) > 0) order.push_back(i);
   }
   std::sort(order.begin(), order.end(),
             [&](size_t i, size_t j) { return slots[i].src < slots[j].src; });
@@ -108,7 +123,7 @@ bool BatchCopy::find_span(TensorRefs leaves) {
     const int64_t offset = slots[i].src - begin;
     if (offset < end || !is_aligned(offset)) return false;
     offsets[i] = offset;
-    end = offset + slots[i].nbytes;
+    end = offset + size_of(i);
   }
   if (!is_dense(end, used)) return false;
   // The first leaf keeps this memory alive, so no other memory has its addresses.
@@ -127,7 +142,10 @@ void BatchCopy::choose_sources() {
     if (!runtime_.is_pinned(span_.begin, stream_)) return;
     span_.is_used = true;
     pageable_nbytes_ = 0;
-    for (size_t i = 0; i < leaves_.size(); ++i) leaves_[i].offset = span_.offsets[i];
+    for (size_t i = 0; i < leaves_.size(); ++i) {
+      keep_dtype(i);
+      leaves_[i].offset = span_.offsets[i];
+    }
     // The last leaf may end before the end of its slot.
     const bool fits = next_slot(0, span_.nbytes, &nbytes_);
     TORCH_INTERNAL_ASSERT(fits);
@@ -138,7 +156,17 @@ void BatchCopy::choose_sources() {
   };
   direct_.erase(std::remove_if(direct_.begin(), direct_.end(), is_pageable),
                 direct_.end());
-  for (const size_t i : direct_) pageable_nbytes_ -= leaves_[i].nbytes;
+  for (const size_t i : direct_) {
+    keep_dtype(i);
+    pageable_nbytes_ -= leaves_[i].nbytes;
+  }
+}
+
+// Gives a leaf that is read in place its own dtype again. The device casts it.
+void BatchCopy::keep_dtype(size_t index) {
+  if (bytes_->casts().empty()) return;
+  leaves_[index].dtype = given_[index];
+  leaves_[index].nbytes *= source_ratio(bytes_->casts()[index]);
 }
 
 // See Note: [copies on the home stream] in to_device.py.
@@ -154,17 +182,19 @@ void BatchCopy::choose_stream(bool waits_here, bool may_go_home) {
   runtime_.check_not_capturing(stream_, "copy");
 }
 
-// Takes the direct leaves out of the slab. Returns the slots of the others.
-std::vector<Slot> BatchCopy::take_direct() {
-  std::vector<Slot> packed;
-  packed.reserve(leaves_.size() - direct_.size());
+// Takes the direct leaves out of the slab. Returns the others.
+BatchCopy::Packed BatchCopy::take_direct() {
+  const std::vector<Cast>& casts = bytes_->casts();
+  Packed packed;
+  packed.slots.reserve(leaves_.size() - direct_.size());
   int64_t taken = 0;
   auto next = direct_.begin();
   for (size_t i = 0; i < leaves_.size(); ++i) {
     PlannedLeaf& leaf = leaves_[i];
     if (next == direct_.end() || *next != i) {
       leaf.offset -= taken;
-      packed.push_back({bytes_->slots()[i].src, leaf.offset, leaf.nbytes});
+      packed.slots.push_back({bytes_->slots()[i].src, leaf.offset, leaf.nbytes});
+      if (!casts.empty()) packed.casts.push_back(casts[i]);
       continue;
     }
     ++next;
@@ -181,9 +211,10 @@ void BatchCopy::start(bool waits_here, bool may_go_home) {
   runtime_.check_usable();
   choose_sources();
   const std::vector<Slot>& all = bytes_->read();
-  std::vector<Slot> others;
+  Packed others;
   if (!direct_.empty()) others = take_direct();
-  const std::vector<Slot>& slots = direct_.empty() ? all : others;
+  const std::vector<Slot>& slots = direct_.empty() ? all : others.slots;
+  const std::vector<Cast>& casts = direct_.empty() ? bytes_->casts() : others.casts;
   choose_stream(waits_here, may_go_home);
   std::vector<int64_t> sizes{nbytes_};
   for (const size_t i : direct_) sizes.push_back(leaves_[i].nbytes);
@@ -203,6 +234,7 @@ void BatchCopy::start(bool waits_here, bool may_go_home) {
     job.nbytes = nbytes_;
     job.slots = slots.data();
     job.num_slots = static_cast<int64_t>(slots.size());
+    if (!casts.empty()) job.casts = casts.data();
   }
   job.direct = copies.data();
   job.num_direct = static_cast<int64_t>(copies.size());

@@ -30,9 +30,12 @@ struct InPlace {
 // the list that it makes.
 class BatchCopy {
  public:
-  // Needs the GIL. Returns null unless all leaves can_pack.
+  // Needs the GIL. Leaves of floating-point numbers are cast to `dtype`, except those
+  // that the device reads in place. Returns null unless all leaves can_pack and can be
+  // cast.
   static std::unique_ptr<BatchCopy> plan(TensorRefs leaves, c10::Stream stream,
-                                         InPlace limits);
+                                         InPlace limits,
+                                         std::optional<c10::ScalarType> dtype);
 
   // The memory that start() may read in place.
   const std::vector<c10::Storage>& sources() const { return sources_; }
@@ -62,17 +65,26 @@ class BatchCopy {
     bool is_used = false;
   };
 
-  BatchCopy(c10::Stream stream, size_t num);
+  // The slots of the slab, and their casts, if there are any.
+  struct Packed {
+    std::vector<Slot> slots;
+    std::vector<Cast> casts;
+  };
+
+  BatchCopy(c10::Stream stream, size_t num, std::optional<c10::ScalarType> dtype);
 
   bool add(TensorRefs leaves);
   void find_sources(TensorRefs leaves, InPlace limits);
   bool find_span(TensorRefs leaves);
   void choose_sources();
   void choose_stream(bool waits_here, bool may_go_home);
-  std::vector<Slot> take_direct();
+  void keep_dtype(size_t index);
+  Packed take_direct();
 
   c10::Stream stream_;
   Runtime runtime_;
+  std::optional<c10::ScalarType> dtype_;
+  std::vector<c10::ScalarType> given_;  // dtypes of the leaves, if they may be cast
   std::vector<PlannedLeaf> leaves_;
   int64_t nbytes_ = 0;                 // of the slab, without direct leaves
   std::optional<LeafBytes> bytes_;     // until finish()

@@ -8,6 +8,7 @@
 #include <c10/util/Exception.h>
 
 #include "core/checked.h"
+#include "ops/cast.h"
 
 namespace pyparallel::ops {
 namespace {
@@ -117,7 +118,12 @@ void LeafBytes::add(TensorRefs leaves, const SlabPlan& plan, const Snapshot& dst
 const uint8_t* LeafBytes::add(const at::Tensor& leaf, const PlannedLeaf& planned) {
   const size_t index = slots_.size();
   Slot& slot = slots_.emplace_back(Slot{nullptr, planned.offset, planned.nbytes});
-  if (leaf.is_contiguous() && holds(leaf, planned.nbytes)) {
+  const Cast cast = cast_of(leaf.scalar_type(), planned.dtype);
+  if (cast != Cast::kNone || !casts_.empty()) {
+    casts_.resize(slots_.size());
+    casts_.back() = cast;
+  }
+  if (leaf.is_contiguous() && holds(leaf, static_cast<int64_t>(leaf.nbytes()))) {
     if (planned.nbytes == 0) return nullptr;
     slot.src = static_cast<const uint8_t*>(leaf.const_data_ptr());
     storages_.push_back(leaf.storage());

@@ -34,6 +34,9 @@ class LeafBytes {
   const std::vector<Slot>& slots() const { return slots_; }
   // Returns the slots. Copies strided leaves. Needs no GIL.
   const std::vector<Slot>& read();
+  // The cast of each slot, from the dtype of the leaf to the planned one. Empty
+  // without casts.
+  const std::vector<Cast>& casts() const { return casts_; }
 
  private:
   const char* op_;
@@ -43,6 +46,7 @@ class LeafBytes {
   std::vector<Snapshot> strided_;       // leaves that need a contiguous copy
   std::vector<size_t> places_;          // the indices in slots_ of strided_
   std::vector<Slot> slots_;
+  std::vector<Cast> casts_;
 };
 
 // Writes the bytes of the leaves, each in contiguous order, to their planned slots in a

@@ -2,6 +2,7 @@
 
 #include <c10/util/Exception.h>
 
+#include "ops/cast.h"
 #include "ops/mask.h"
 
 namespace pyparallel::ops {
@@ -63,6 +64,10 @@ PadCopyJob::PadCopyJob(const at::Tensor& dst, TensorRefs samples,
   backend_ = backend_of(dst_, kPadDst);
   check_dst(dst_, samples.size(), fills.size());
   samples_.reserve(samples.size());
+  if (!samples.empty() && backend_->cast_copy != nullptr) {
+    cast_ = cast_of(samples.front()->scalar_type(), dst_.dtype);
+  }
+  source_dtype_ = cast_ != Cast::kNone ? samples.front()->scalar_type() : dst_.dtype;
   for (size_t i = 0; i < samples.size(); ++i) {
     add_sample(*samples[i], static_cast<int64_t>(i));
   }
@@ -74,8 +79,9 @@ void PadCopyJob::add_sample(const at::Tensor& tensor, int64_t index) {
   const Where where{"pad_copy", "samples", index};
   Snapshot& sample = samples_.emplace_back();
   take_snapshot(tensor, where, &sample);
-  TORCH_CHECK_TYPE(sample.dtype == dst_.dtype, where, " must have the dtype of dst, ",
-                   dtype_name(dst_.dtype), ", but has ", dtype_name(sample.dtype),
+  TORCH_CHECK_TYPE(sample.dtype == source_dtype_, where, " must have the dtype of ",
+                   cast_ == Cast::kNone ? "dst" : "samples[0]", ", ",
+                   dtype_name(source_dtype_), ", but has ", dtype_name(sample.dtype),
                    ". Convert it first.");
   TORCH_CHECK_VALUE(sample.device == dst_.device, where,
                     " must be on the device of dst, ", dst_.device.str(),
@@ -121,7 +127,8 @@ void PadCopyJob::add_mask(const at::Tensor& tensor) {
 PadShapes PadCopyJob::collect_shapes() {
   const c10::IntArrayRef target = target_of(dst_);
   const int64_t itemsize = dst_.itemsize;
-  PadShapes shapes{itemsize, target.vec(), {}, {}, std::move(starts_)};
+  PadShapes shapes{itemsize, target.vec(),       {},
+                   {},       std::move(starts_), source_ratio(cast_)};
   shapes.sizes.reserve(samples_.size() * target.size());
   shapes.sources.reserve(samples_.size());
   const char* item = fills_.data();
@@ -142,13 +149,21 @@ void PadCopyJob::run() {
   const PadShapes shapes = collect_shapes();
   const BoxPlan plan(dst_.mutable_data(), shapes);
   if (!mask_ || mask_->nbytes == 0) {
-    backend_->pad_copy(plan.table(), kNoBoxes, dst_.device);
+    copy(plan.table(), kNoBoxes);
     return;
   }
   uint8_t* const mask_data = mask_->mutable_data();
   const PadShapes masked = mask_shapes(shapes, mask_data, mask_->sizes.size() - 1);
   const BoxPlan mask_plan(mask_data, masked);
-  backend_->pad_copy(plan.table(), mask_plan.table(), dst_.device);
+  copy(plan.table(), mask_plan.table());
+}
+
+void PadCopyJob::copy(const BoxTable& table, const BoxTable& mask) const {
+  if (cast_ == Cast::kNone) {
+    backend_->pad_copy(table, mask, dst_.device);
+  } else {
+    backend_->cast_copy(table, mask, cast_);
+  }
 }
 
 }  // namespace pyparallel::ops

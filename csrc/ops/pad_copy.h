@@ -23,9 +23,9 @@ struct PadPlaces {
 };
 
 // Copies sample i to its place in dst[i] and fills the rest of dst[i] with a bit
-// pattern. The constructor checks all arguments and needs the GIL. run() needs no lock,
-// may be called once, and uses only the snapshots of the constructor (Note: [read
-// once]).
+// pattern. Samples of one other dtype are cast if there is a cast (ops/cast.h). The
+// constructor checks all arguments and needs the GIL. run() needs no lock, may be
+// called once, and uses only the snapshots of the constructor (Note: [read once]).
 class PadCopyJob {
  public:
   // `fills` has one item of dst's item size, or one for each sample.
@@ -46,10 +46,13 @@ class PadCopyJob {
   void add_starts(const std::vector<c10::DimVector>& starts);
   void add_mask(const at::Tensor& tensor);
   PadShapes collect_shapes();
+  void copy(const BoxTable& table, const BoxTable& mask) const;
 
   Snapshot dst_;
   std::optional<Snapshot> mask_;
   const Backend* backend_ = nullptr;
+  Cast cast_ = Cast::kNone;
+  c10::ScalarType source_dtype_ = c10::ScalarType::Undefined;
   std::vector<Snapshot> samples_;
   std::vector<int64_t> starts_;  // one row for each sample, or empty
   std::string fills_;

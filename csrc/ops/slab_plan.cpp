@@ -48,7 +48,8 @@ SlabPlan::SlabPlan(TensorRefs leaves) {
   leaves_.reserve(leaves.size());
   for (size_t i = 0; i < leaves.size(); ++i) {
     check_plain(*leaves[i], {kPlanSlab, "leaves", static_cast<int64_t>(i)});
-    leaves_.push_back(plan_leaf(*leaves[i], kPlanSlab, i, &nbytes_));
+    const at::Tensor& leaf = *leaves[i];
+    leaves_.push_back(plan_leaf(leaf, leaf.scalar_type(), kPlanSlab, i, &nbytes_));
   }
 }
 
@@ -67,10 +68,10 @@ bool SlabPlan::operator==(const SlabPlan& other) const {
   return nbytes_ == other.nbytes_ && leaves_ == other.leaves_;
 }
 
-PlannedLeaf plan_leaf(const at::Tensor& leaf, const char* op, size_t index,
-                      int64_t* nbytes) {
+PlannedLeaf plan_leaf(const at::Tensor& leaf, c10::ScalarType dtype, const char* op,
+                      size_t index, int64_t* nbytes) {
   const c10::IntArrayRef sizes = leaf.sizes();
-  PlannedLeaf planned{*nbytes, 0, leaf.scalar_type(), c10::DimVector(sizes)};
+  PlannedLeaf planned{*nbytes, 0, dtype, c10::DimVector(sizes)};
   const auto itemsize = static_cast<int64_t>(c10::elementSize(planned.dtype));
   const bool fits = checked_nbytes(sizes.data(), static_cast<int64_t>(sizes.size()),
                                    itemsize, &planned.nbytes) &&

@@ -41,8 +41,9 @@ class SlabPlan {
 };
 
 // Returns the place of `leaves[index]` behind the first *nbytes of a slab, and adds its
-// slot to *nbytes. The leaf must be plain. `op` is the operator in messages.
-PlannedLeaf plan_leaf(const at::Tensor& leaf, const char* op, size_t index,
-                      int64_t* nbytes);
+// slot to *nbytes. The leaf must be plain, and has `dtype` in the slab. `op` is the
+// operator in messages.
+PlannedLeaf plan_leaf(const at::Tensor& leaf, c10::ScalarType dtype, const char* op,
+                      size_t index, int64_t* nbytes);
 
 }  // namespace pyparallel::ops

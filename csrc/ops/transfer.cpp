@@ -349,6 +349,7 @@ RecordedEvent SendJob::run() {
                     0,
                     nullptr,
                     0,
+                    nullptr,
                     direct_.data(),
                     static_cast<int64_t>(direct_.size()),
                     to_stream(stream_),

@@ -8,22 +8,33 @@
 namespace pyparallel::transfer {
 namespace {
 
+struct Slots {
+  std::vector<Slot> each;
+  std::vector<Cast> casts;  // empty if the job has none
+};
+
 // Sets *slots to the parts of the job's slots in [begin, end) of the slab. Their
 // offsets count from `begin`. All slots before `first` end at or before `begin`.
 // Returns the value of `first` for the next, larger `begin`.
 int64_t clip_slots(const Job& job, int64_t begin, int64_t end, int64_t first,
-                   std::vector<Slot>* slots) {
+                   Slots* slots) {
   const auto end_of = [&](int64_t i) {
     return job.slots[i].offset + job.slots[i].nbytes;
   };
   while (first < job.num_slots && end_of(first) <= begin) ++first;
-  slots->clear();
+  slots->each.clear();
+  slots->casts.clear();
   for (int64_t i = first; i < job.num_slots && job.slots[i].offset < end; ++i) {
     const Slot& slot = job.slots[i];
     const int64_t from = slot.offset < begin ? begin : slot.offset;
     const int64_t to = lesser(end_of(i), end);
     if (to <= from) continue;
-    slots->push_back({slot.src + (from - slot.offset), from - begin, to - from});
+    int64_t done = from - slot.offset;
+    if (job.casts != nullptr) {
+      slots->casts.push_back(job.casts[i]);
+      done *= source_ratio(job.casts[i]);
+    }
+    slots->each.push_back({slot.src + done, from - begin, to - from});
   }
   return first;
 }
@@ -122,15 +133,16 @@ void Engine::copy_direct(const Job& job) {
 // Returns the event behind the last chunk; null if there are no chunks.
 EventRef Engine::copy_packed(const Job& job) {
   EventRef last;
-  std::vector<Slot> slots;
+  Slots slots;
   int64_t first = 0;
   for (int64_t begin = 0; begin < job.nbytes; begin += job.chunk) {
     const int64_t nbytes = lesser(job.chunk, job.nbytes - begin);
-    Pack body{nullptr, nbytes, 1, job.slots, job.num_slots};
+    Pack body{nullptr, nbytes, 1, job.slots, job.num_slots, 0, job.casts};
     if (nbytes < job.nbytes) {
       first = clip_slots(job, begin, begin + nbytes, first, &slots);
-      body.slots = slots.data();
-      body.num_slots = static_cast<int64_t>(slots.size());
+      body.slots = slots.each.data();
+      body.num_slots = static_cast<int64_t>(slots.each.size());
+      if (job.casts != nullptr) body.casts = slots.casts.data();
     }
     const Block block = staging_.take(nbytes, job.stream);
     body.dst = block.data();

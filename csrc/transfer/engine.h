@@ -33,6 +33,8 @@ struct Job {
   int64_t nbytes;
   const Slot* slots;
   int64_t num_slots;
+  // As in Pack. With casts, an item size of the slab divides `chunk`.
+  const Cast* casts;
   // Copies that the device reads in place, from pinned memory. The caller keeps the
   // sources alive until the event is done. Each has bytes, and is disjoint from dst.
   const Copy* direct;

@@ -68,12 +68,14 @@ def pad_copy(
     """Write samples into their places in ``dst`` and fill the rest.
 
     The native backend writes every byte of ``dst`` and of ``mask`` exactly once. It
-    copies bits, for every dtype. Copies above 64 KiB release the GIL. Meanwhile other
-    threads may call ``set_`` on the samples, but must not shrink their storages.
+    copies bits, for every dtype, or casts numbers as ``Tensor.to`` does. Copies above
+    64 KiB release the GIL. Meanwhile other threads may call ``set_`` on the samples,
+    but must not shrink their storages.
 
     Args:
         dst: contiguous, ``(n, *target)``.
-        samples: n tensors with the dtype and device of ``dst``. Each has the number of
+        samples: n tensors on the device of ``dst``. All have its dtype, or on the CPU
+            one other dtype of a pair in `plain.CASTS`. Each has the number of
             dimensions of ``target`` and at most its sizes. Any strides are allowed; no
             sample may overlap ``dst``.
         fills: the bytes of one item, or of one item per sample, in native byte order.
@@ -681,7 +683,11 @@ class BatchCopy:
         """
 
 def plan_copy(
-    leaves: Sequence[Tensor], stream: Any, leaf_nbytes: int, mean_nbytes: int
+    leaves: Sequence[Tensor],
+    stream: Any,
+    leaf_nbytes: int,
+    mean_nbytes: int,
+    dtype: torch.dtype | None = None,
 ) -> BatchCopy | None:
     """Plan the copy of leaves to the device of ``stream``; call no device.
 
@@ -695,9 +701,12 @@ def plan_copy(
         stream: of the copy, as for `send`.
         leaf_nbytes: see above.
         mean_nbytes: see above.
+        dtype: of floating-point leaves that are packed. Those that are read in place
+            keep their own.
 
     Returns:
-        None if `find_unpackable` finds a leaf.
+        None if `find_unpackable` finds a leaf, or a cast to ``dtype`` is not in
+        `plain.CASTS`.
 
     Raises:
         ValueError: the memory of a leaf was freed.

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ..core.torch_private import is_wrapped, is_zero_tensor, runs_in_python
-from .plain import PLAIN, is_plain, missing_bytes
+from .plain import CASTS, PLAIN, is_plain, missing_bytes
 
 _Where = str | tuple[str, int]  # an argument, or an item of one
 
@@ -155,7 +155,8 @@ def check_dst(dst: Tensor, num_samples: int, num_fill: int) -> torch.Size:
 
 def check_samples(dst: Tensor, target: torch.Size, samples: list[Tensor]) -> None:
     """Check every sample with one expression first, because most samples are valid."""
-    dtype, device, size = dst.dtype, dst.device, dst.itemsize
+    dtype, device = source_dtype(dst, samples), dst.device
+    size = dtype.itemsize
     begin, end = dst.data_ptr(), dst.data_ptr() + dst.nbytes
     is_complex, ndim = dtype.is_complex, len(target)
     for index, t in enumerate(samples):
@@ -175,17 +176,26 @@ def check_samples(dst: Tensor, target: torch.Size, samples: list[Tensor]) -> Non
             or (t.storage_offset() + t.numel()) * size > t.untyped_storage().nbytes()
             or begin - t.nbytes < address < end
         ):
-            check_sample(dst, target, t, index)
+            check_sample(dst, target, t, index, dtype)
 
 
-def check_sample(dst: Tensor, target: torch.Size, sample: Tensor, index: int) -> None:
+def source_dtype(dst: Tensor, samples: list[Tensor]) -> torch.dtype:
+    """Return the dtype that all samples must have: that of ``dst``, or one to cast."""
+    first = samples[0].dtype if samples else dst.dtype
+    return first if dst.is_cpu and (first, dst.dtype) in CASTS else dst.dtype
+
+
+def check_sample(
+    dst: Tensor, target: torch.Size, sample: Tensor, index: int, dtype: torch.dtype
+) -> None:
     """Raise the error for a sample; samples that are not contiguous may be valid."""
-    where, dtype, device = ("pad_copy: samples", index), dst.dtype, dst.device
+    where, device = ("pad_copy: samples", index), dst.device
     check_plain(sample, where)
     shape = sample.shape
     if sample.dtype != dtype:
+        like = "dst" if dtype == dst.dtype else "samples[0]"
         found = f"{dtype}, but has {sample.dtype}. Convert it first."
-        raise TypeError(f"{format_where(where)} must have the dtype of dst, {found}")
+        raise TypeError(f"{format_where(where)} must have the dtype of {like}, {found}")
     if sample.device != device:
         rule, advice = f"be on the device of dst, {device}", " Move it first."
         raise error(where, rule, f"is on {sample.device}", advice)

@@ -24,6 +24,17 @@ from ..core.torch_private import (
 #: The classes of plain tensors.
 PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
 
+#: The casts, from and to a dtype, that operators make while they copy on the host.
+CASTS = frozenset(
+    {
+        (torch.float32, torch.float16),
+        (torch.float32, torch.bfloat16),
+        (torch.float64, torch.float16),
+        (torch.float64, torch.bfloat16),
+        (torch.float64, torch.float32),
+    }
+)
+
 
 def missing_bytes(tensor: torch.Tensor) -> str:
     """Describe the bytes that a strided tensor lacks in its storage; "" if none."""

@@ -188,13 +188,19 @@ NUMBER_DTYPES: dict[type, torch.dtype | None] = {
 }
 
 
-def batch_tensors(column: list[torch.Tensor], path: Path) -> torch.Tensor:
-    """Stack the tensors at ``path`` of every sample, which must have equal shapes."""
-    stacked = stack.stack_equal(column)
+def batch_tensors(
+    column: list[torch.Tensor], path: Path, dtype: torch.dtype | None = None
+) -> torch.Tensor:
+    """Stack the tensors at ``path`` of every sample, which must have equal shapes.
+
+    Floating-point tensors are cast to ``dtype``.
+    """
+    stacked = stack.stack_equal(column, dtype=dtype)
     if stacked is not None:
         return stacked
     check_types(column, torch.Tensor, "a tensor", path)
-    return stack.stack(column, None, [0] * len(column), lambda i: sample_path(path, i))
+    values = [0] * len(column)
+    return stack.stack(column, None, values, lambda i: sample_path(path, i), dtype)
 
 
 _Function = Callable[[list[Any]], Any]

@@ -25,7 +25,7 @@ from .plan import sample_name, size_columns
 _PAD_STACK = (
     "(Tensor[] samples, int pad_dims, Scalar padding_value, int high_word, "
     "int[] size_divisor, int[]? shape, int[]? buckets, str[] side, bool sizes, "
-    "bool mask) -> (Tensor, Tensor, Tensor)"
+    "bool mask, ScalarType? dtype) -> (Tensor, Tensor, Tensor)"
 )
 
 
@@ -48,6 +48,7 @@ def pad_stack(
         one_per_dim(padding.side, pad_dims),
         padding.sizes,
         padding.mask,
+        padding.dtype,
     )
     if not (padding.sizes or padding.mask):
         return data
@@ -89,7 +90,8 @@ def _fake_pad_stack(
     size_columns(shapes, pad_dims, sample_name, padding)
     target = padded_sizes(padding, samples, pad_dims)
     shape = (len(samples), *first.shape[: first.dim() - pad_dims], *target)
-    data = first.new_empty(shape, dtype=torch_stack.promoted_dtype(samples))
+    dtype = torch_stack.promoted_dtype(samples, dtype=padding.dtype)
+    data = first.new_empty(shape, dtype=dtype)
     size = (len(samples), pad_dims) if padding.sizes else (0,)
     sizes = first.new_empty(size, dtype=torch.int64)
     marks = (len(samples), *target) if padding.mask else (0,)
@@ -154,9 +156,10 @@ def _padding(
     side: Sequence[str],
     sizes: bool,
     mask: bool,
+    dtype: torch.dtype | None,
 ) -> Padding:
     if not pad_dims:
-        return Padding(sizes=sizes, mask=mask)
+        return Padding(sizes=sizes, mask=mask, dtype=dtype)
     flat = buckets or ()
     starts = range(0, len(flat), pad_dims)
     return Padding(
@@ -166,6 +169,7 @@ def _padding(
         side=tuple(side),
         sizes=sizes,
         mask=mask,
+        dtype=dtype,
     )
 
 

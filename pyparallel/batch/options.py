@@ -9,6 +9,8 @@ import inspect
 from collections.abc import Collection, Mapping
 from typing import Any, TypeVar
 
+import torch
+
 from ..core.errors import BatchTypeError
 
 _Class = TypeVar("_Class", bound=type)
@@ -81,6 +83,16 @@ def text_of(options: Any) -> str:
         if each.init and getattr(options, each.name) != each.default
     ]
     return f"{type(options).__name__}({', '.join(shown)})"
+
+
+def check_dtype(where: str, dtype: Any) -> None:
+    """Raise unless an option is None or a dtype of floating-point numbers."""
+    if dtype is not None and not (
+        isinstance(dtype, torch.dtype) and dtype.is_floating_point
+    ):
+        raise BatchTypeError(
+            f"{where}: dtype must be a floating-point torch.dtype, but is {dtype!r}."
+        )
 
 
 def _unknown(

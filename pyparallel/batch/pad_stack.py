@@ -33,6 +33,7 @@ class _Options(TypedDict, total=False):
     shape: Sizes | None
     buckets: tuple[Sizes, ...]
     side: str | tuple[str, ...]
+    dtype: torch.dtype | None
 
 
 @overload
@@ -128,9 +129,8 @@ def pad_stack(
     if out is not None:
         torch_stack.check_layouts(tensors, sample_name)
         shapes = [tuple(sample.shape) for sample in tensors]
-        _check_out(
-            out, tensors, plan_stack(shapes, num_dims, sample_name, padding).shape
-        )
+        plan = plan_stack(shapes, num_dims, sample_name, padding)
+        _check_out(out, tensors, plan.shape, padding.dtype)
     elif torch.compiler.is_compiling():
         tensors = list(without_subclasses(tensors))
         return custom_op.pad_stack(tensors, num_dims, padding_value, padding)
@@ -177,7 +177,10 @@ def _padding(padding: Padding | None, options: dict[str, Any]) -> Padding:
 
 
 def _check_out(
-    out: Any, samples: Sequence[torch.Tensor], shape: tuple[int, ...]
+    out: Any,
+    samples: Sequence[torch.Tensor],
+    shape: tuple[int, ...],
+    dtype: torch.dtype | None,
 ) -> None:
     """Raise unless samples of this padded shape can be written to ``out``."""
     named = [("out", out), *((sample_name(i), each) for i, each in enumerate(samples))]
@@ -198,7 +201,8 @@ def _check_out(
             "because autograd could miss the change, but it is. Clone it."
         )
     _check_equal("shape", tuple(out.shape), shape)
-    _check_equal("dtype", out.dtype, torch_stack.promoted_dtype(samples))
+    promoted = torch_stack.promoted_dtype(samples, dtype=dtype)
+    _check_equal("dtype", out.dtype, promoted)
     _check_equal("device", out.device, samples[0].device)
     if out.layout is not torch.strided or not out.is_contiguous():
         found = f"strides {out.stride()}" if out.layout is torch.strided else out.layout

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from ..core.errors import BatchTypeError, BatchValueError, check_int, type_name
-from .options import checked_options, text_of
+from .options import check_dtype, checked_options, text_of
 from .tensor_fields import TensorFields
 
 #: The largest number of dimensions that a `DataContainer` pads, as in mmcv.
@@ -33,9 +33,11 @@ class PaddingOptions:
     side: str | tuple[str, ...] = "right"
     sizes: bool | None = False  # None, only for `Pad`: the same as ``mask``
     mask: bool = False
+    dtype: torch.dtype | None = None
 
     def __post_init__(self) -> None:
         where = type(self).__name__
+        check_dtype(where, self.dtype)
         divisor: Any = self.size_divisor
         if isinstance(divisor, Sequence):
             rule = "an integer or a sequence of integers"
@@ -89,6 +91,8 @@ class Padding(PaddingOptions):
             dimensions, or one for each of them.
         sizes: also return the sizes of the padded dimensions before padding.
         mask: also return a mask that is True where the data are.
+        dtype: the floating-point dtype to which floating-point samples are cast while
+            they are copied, as by ``Tensor.to``. Other samples keep their dtype.
 
     Raises:
         TypeError: an option has the wrong type.

@@ -9,7 +9,6 @@ from typing import Any, overload
 
 import torch
 
-from ..backend.plain import without_subclasses
 from ..core.errors import (
     BatchTypeError,
     BatchValueError,
@@ -255,10 +254,11 @@ class Ragged(TensorFields):
         check_num_dims(padding, 1, "Ragged.to_padded")
         plan = plan_stack([(length,) for length in lengths], 1, sample_name, padding)
         values = [padding_value] * len(lengths)
-        samples = without_subclasses(self.unbind())
-        wide = _add_dimensions(plan, self.values)
-        plain = stack.are_plain(samples)
-        data = stack.stack_planned(samples, wide, values, sample_name, plain)
+        dtype, wide = padding.dtype, _add_dimensions(plan, self.values)
+        samples, plain = stack.prepare(self.unbind(), sample_name, dtype)
+        data = stack.stack_planned(
+            samples, wide, values, sample_name, plain, dtype=dtype
+        )
         if not (padding.sizes or padding.mask):
             return data
         sizes = self.lengths().unsqueeze(1)

@@ -19,10 +19,10 @@ from ..core.errors import (
     type_name,
     with_advice,
 )
-from . import plan, pytree, stack
+from . import plan, pytree, stack, torch_stack
 from .columns import NUMBER_DTYPES, Path, batch_tensors, batch_values, sample_path
 from .container import DataContainer
-from .options import checked_options, text_of
+from .options import check_dtype, checked_options, text_of
 from .padding import Padded, Padding, PaddingOptions, Sizes
 from .padding_values import as_number
 from .ragged import (
@@ -72,16 +72,27 @@ class Stack(Rule):
     The result is a tensor ``(n, *shape)``. Tensors, numeric arrays, PIL images, numbers
     and lists of numbers can be stacked.
 
+    Args:
+        dtype: as of `Padding`.
+
+    Raises:
+        TypeError: ``dtype`` is no floating-point dtype.
+
     Example:
         >>> Collate(id=Stack())([{"id": 3}, {"id": 5}])
         {'id': tensor([3, 5])}
     """
 
+    dtype: torch.dtype | None = field(default=None, kw_only=True)
+
+    def __post_init__(self) -> None:
+        check_dtype("Stack", self.dtype)
+
     def _batch(self, column: list[Any], path: Path) -> torch.Tensor:
         if type(column[0]) in NUMBER_DTYPES:
             stacked: torch.Tensor = batch_values(column, path)
-            return stacked
-        return batch_tensors(_as_tensors(column, path), path)
+            return stacked.to(torch_stack.cast_dtype(stacked.dtype, self.dtype))
+        return batch_tensors(_as_tensors(column, path), path, self.dtype)
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -97,7 +108,7 @@ class Pad(Rule, PaddingOptions):
         dims: the number of trailing dimensions that may differ and are padded. None:
             the number of sizes in the other options; without such sizes 2, or 1 for
             values with one dimension.
-        size_divisor, shape, buckets, side, mask: as of `Padding`. ``divisor`` is
+        size_divisor, shape, buckets, side, mask, dtype: as of `Padding`. ``divisor`` is
             another name of ``size_divisor``.
         sizes: as of `Padding`. None: the same as ``mask``.
 

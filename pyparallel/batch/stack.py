@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from .. import backend
-from ..backend.plain import PLAIN, without_subclasses
+from ..backend.plain import CASTS, PLAIN, without_subclasses
 from ..core.errors import BatchMemoryError, BatchTypeError, type_name, with_advice
 from ..core.torch_private import in_forward_ad, is_recorded
 from ..transfer import to_device
@@ -32,6 +32,7 @@ def stack(
     pad_dims: int | None,
     values: Sequence[Any],
     name: Name,
+    dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
     """Return the samples as one new contiguous tensor ``(len(samples), *target)``.
 
@@ -45,17 +46,35 @@ def stack(
         pad_dims: number of trailing dimensions that may differ, or None.
         values: padding value of every sample.
         name: returns the name of sample ``i`` for an error.
+        dtype: of the result, if the samples have floating-point numbers; or None.
     """
-    if may_stack_equal():
+    if dtype is None and may_stack_equal():
         small = backend.pad_small_batch(samples, pad_dims, values)
         if small is not None:
             return count_padding(small, samples)
+    samples, plain = prepare(samples, name, dtype)
+    plan = plan_stack(list(map(_shape_of, samples)), pad_dims, name)
+    return stack_planned(samples, plan, values, name, plain, dtype=dtype)
+
+
+def prepare(
+    samples: Sequence[torch.Tensor], name: Name, dtype: torch.dtype | None
+) -> tuple[Sequence[torch.Tensor], bool]:
+    """Return the samples for `stack_planned`, and the result of `are_plain` for them.
+
+    Samples that the backend does not cast while it copies are cast here.
+    """
     samples = without_subclasses(samples)
     plain = are_plain(samples)
     if not plain:
         torch_stack.check_layouts(samples, name)
-    plan = plan_stack(list(map(_shape_of, samples)), pad_dims, name)
-    return stack_planned(samples, plan, values, name, plain)
+    if dtype is None:
+        return samples, plain
+    first = samples[0]
+    if plain and first.is_cpu and (first.dtype, dtype) in CASTS:
+        return samples, True
+    samples = torch_stack.cast(samples, dtype, name)
+    return samples, are_plain(samples)
 
 
 def stack_padded(
@@ -76,10 +95,8 @@ def stack_padded(
         padding: the target shape, the sides, and whether to return sizes and a mask.
         out: a plain contiguous tensor with the shape and dtype of the result.
     """
-    samples = without_subclasses(samples)
-    plain = are_plain(samples)
-    if not plain:
-        torch_stack.check_layouts(samples, name)
+    dtype = padding.dtype
+    samples, plain = prepare(samples, name, dtype)
     shapes = list(map(_shape_of, samples))
     plan = plan_stack(shapes, pad_dims, name, padding)
     fixed = len(plan.shape) - pad_dims
@@ -89,13 +106,13 @@ def stack_padded(
         mask = allocation.empty(shape, torch.bool, samples[0].device)
     data = None
     if out is None and not any(plan.padded):
-        data = stack_equal(samples)
+        data = stack_equal(samples, dtype=dtype)
     if mask is not None and (data is not None or not pad_dims):
         mask.fill_(1)
     if data is None:
         # The backend cannot write a mask without dimensions; it is filled above.
         unfilled = mask if pad_dims else None
-        data = stack_planned(samples, plan, values, name, plain, out, unfilled)
+        data = stack_planned(samples, plan, values, name, plain, out, unfilled, dtype)
     if padding.sizes:
         rows = [tuple(shape[fixed - 1 :]) for shape in shapes]
         sizes = int64_tensor(rows, (len(samples), pad_dims), samples[0].device)
@@ -110,24 +127,26 @@ def stack_planned(
     plain: bool,
     out: torch.Tensor | None = None,
     mask: torch.Tensor | None = None,
+    dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
     """Return the planned tensor, written by the backend or by torch's operators.
 
     Args:
-        samples: dense tensors of the planned shapes.
+        samples: dense tensors of the planned shapes, from `prepare`.
         plan: the plan of the stack.
         values: padding value of every sample.
         name: returns the name of sample ``i`` for an error.
         plain: the result of `are_plain` for the samples.
         out: a tensor for the result; None: a new one is allocated.
         mask: ``(n, *target[-k:])`` or None; True is written where the data are.
+        dtype: as of `prepare`.
     """
     if plain:
-        dtype = samples[0].dtype
-        patterns = padding_patterns(plan, dtype, values, name)
+        made = torch_stack.cast_dtype(samples[0].dtype, dtype)
+        patterns = padding_patterns(plan, made, values, name)
         result = out
         if result is None:
-            result = _allocate(plan, dtype, samples[0].device, name)
+            result = _allocate(plan, made, samples[0].device, name)
         try:
             backend.pad_copy(result, samples, patterns, plan.starts, mask)
             if out is not None:  # so that autograd notices that a saved `out` changed
@@ -135,6 +154,8 @@ def stack_planned(
             return count_padding(result, samples)
         except (TypeError, ValueError):  # before any write; see are_plain
             torch_stack.check_layouts(samples, name)
+            if dtype is not None:
+                samples = torch_stack.cast(samples, dtype, name)
     result = torch_stack.pad_and_stack(samples, plan, values, name, out)
     if mask is not None:
         torch_stack.fill_mask(mask, plan, list(map(_shape_of, samples)))
@@ -173,9 +194,11 @@ def may_stack_equal() -> bool:
 
 
 def stack_equal(
-    samples: Sequence[torch.Tensor], pad_dims: int | None = None
+    samples: Sequence[torch.Tensor],
+    pad_dims: int | None = None,
+    dtype: torch.dtype | None = None,
 ) -> torch.Tensor | None:
-    """Return ``torch.stack(samples)`` if no sample needs padding, else None.
+    """Return ``torch.stack(samples)`` if no sample needs padding or a cast, else None.
 
     This path reads the properties of every sample only once. In a worker it is used
     only for small results that are packed into a slab later, because it does not write
@@ -196,8 +219,12 @@ def stack_equal(
             first.dim() <= pad_dims or first.shape != last.shape
         ):
             return None
+        if dtype is not None and any(
+            torch_stack.cast_dtype(each.dtype, dtype) != each.dtype for each in samples
+        ):
+            return None
         result = backend.stack_equal(samples)
-    except (TypeError, RuntimeError):
+    except (TypeError, RuntimeError, AttributeError):
         return None
     return None if result is None else count_padding(result, samples)
 

@@ -68,6 +68,19 @@ def pad_and_stack(
     return out
 
 
+def cast(
+    samples: Sequence[torch.Tensor], dtype: torch.dtype, name: Name
+) -> list[torch.Tensor]:
+    """Return ``to(dtype)`` of every sample of floating-point numbers."""
+    cast = []
+    for i, sample in enumerate(samples):
+        if sample.is_floating_point():
+            with _naming(sample, name, i, f"convert to {dtype}"):
+                sample = sample.to(dtype)
+        cast.append(sample)
+    return cast
+
+
 def cat(samples: Sequence[torch.Tensor], name: Name, dim: int = 0) -> torch.Tensor:
     """Concatenate samples that are equal in all other dimensions, contiguous."""
     samples = without_subclasses(samples)
@@ -99,14 +112,16 @@ def cat(samples: Sequence[torch.Tensor], name: Name, dim: int = 0) -> torch.Tens
 
 
 @contextmanager
-def _naming(sample: torch.Tensor, name: Name, i: int) -> Iterator[None]:
+def _naming(
+    sample: torch.Tensor, name: Name, i: int, task: str = "pad and join"
+) -> Iterator[None]:
     """Name a sample whose class refuses an operator of torch."""
     try:
         yield
     except (TypeError, NotImplementedError) as error:
         raise with_advice(
             BatchTypeError,
-            f"{name(i)} must be a tensor that torch can pad and join, but is "
+            f"{name(i)} must be a tensor that torch can {task}, but is "
             f"{type_name(sample)}: {str(error).strip().splitlines()[0]}",
         ) from error
 
@@ -245,26 +260,39 @@ def _allocate_out(
 
 
 def promoted_dtype(
-    samples: Sequence[torch.Tensor], name: Name = sample_name
+    samples: Sequence[torch.Tensor],
+    name: Name = sample_name,
+    dtype: torch.dtype | None = None,
 ) -> torch.dtype:
     """Return the dtype that torch promotes the dtypes of all samples to.
+
+    Args:
+        samples: at least one tensor.
+        name: returns the name of sample ``i`` for an error.
+        dtype: floating-point samples are cast to it before; None: they are not.
 
     Raises:
         TypeError: torch cannot promote them; the message names the first wrong sample.
     """
-    result = samples[0].dtype
+    result = cast_dtype(samples[0].dtype, dtype)
     for i, sample in enumerate(samples):
-        if sample.dtype != result:
+        own = cast_dtype(sample.dtype, dtype)
+        if own != result:
             try:
-                result = torch.promote_types(result, sample.dtype)
+                result = torch.promote_types(result, own)
             except RuntimeError as error:
                 raise with_advice(
                     BatchTypeError,
                     f"{name(i)} must have a dtype that torch promotes together with "
-                    f"{result}, but has {sample.dtype}.",
+                    f"{result}, but has {own}.",
                     "Convert the samples to one dtype.",
                 ) from error
     return result
+
+
+def cast_dtype(source: torch.dtype, dtype: torch.dtype | None) -> torch.dtype:
+    """Return the dtype of samples after their cast by the option ``dtype``."""
+    return source if dtype is None or not source.is_floating_point else dtype
 
 
 def _supports_out(sample: torch.Tensor) -> bool:

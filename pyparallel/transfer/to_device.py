@@ -194,18 +194,18 @@ def start_copy(
         stream: of the copy, if it is on the target; else the target's own.
         prepare: makes the copy instead, with the tensors and the stream.
     """
-    if dtype is not None:
-        tensors = [_cast(tensor, dtype) for tensor in tensors]
     on_target = stream is not None and stream.device == target
+    own = stream if on_target else None
+    # Without a packing, or with static slabs, a cast by torch comes first.
     if prepare is not None:
-        return prepare(tensors, stream if on_target else None)
+        return prepare(_cast_all(tensors, dtype), own)
     if target is None:
-        return lambda: list(map(contiguous, tensors))
+        return lambda: list(map(contiguous, _cast_all(tensors, dtype)))
     if target.type == "cpu":
-        return lambda: [contiguous(tensor).to(target) for tensor in tensors]
+        return lambda: [contiguous(x).to(target) for x in _cast_all(tensors, dtype)]
     if target.type != "cuda" and not has_streams(target):
-        return lambda: [tensor.to(target) for tensor in tensors]
-    return MixedCopy(tensors, target, stream=stream if on_target else None).wait
+        return lambda: [x.to(target) for x in _cast_all(tensors, dtype)]
+    return MixedCopy(tensors, target, stream=own, dtype=dtype).wait
 
 
 def has_streams(device: torch.device) -> bool:
@@ -219,6 +219,13 @@ class MixedCopy:
     Plain CPU tensors without gradients are packed, and their copy starts at once. The
     others are copied by torch's own operators in `wait`.
 
+    Note: [casts]. The bus and the staging memory are slower than any cast, so tensors
+    that are packed are cast to ``dtype`` by the pass that packs them, and half of the
+    bytes are sent. Pinned memory that the device reads in place is sent as it is and
+    cast there: a cast on the host would read and write all of it once more. Casts that
+    the extension does not make, and those of debug mode and of pure Python, are made by
+    torch before the copy.
+
     Stream: that of `send`; the others are copied on the stream that is current in
     `wait`.
     """
@@ -230,13 +237,22 @@ class MixedCopy:
         api: DeviceApi = torch_device,
         stream: Any = None,
         waits_here: bool = True,
+        dtype: torch.dtype | None = None,
     ) -> None:
-        self._device, self._api = device, api
+        self._device, self._api, self._dtype = device, api, dtype
         self._others: dict[int, torch.Tensor] = {}
         self._packed: DeviceCopy | backend.BatchCopy | None
-        self._packed = _send_compiled(tensors, device, api, stream, waits_here)
-        if self._packed is not None:
+        compiled = _send_compiled(tensors, device, api, stream, waits_here, dtype)
+        if compiled is not None:
+            self._packed = compiled
+            if not compiled.num_in_place:
+                self._dtype = None  # all are cast
             return
+        if dtype is not None:
+            tensors = [
+                each if self._is_sent_in_place(each) else _cast(each, dtype)
+                for each in tensors
+            ]
         # Packed tensors are not kept: their memory is free for the next batch.
         self._others = {i: tensors[i] for i in backend.find_unpackable(tensors)}
         packed: Sequence[torch.Tensor] = tensors
@@ -248,8 +264,14 @@ class MixedCopy:
     def wait(self) -> list[torch.Tensor]:
         """Return the tensors on the device; the host does not wait for the copy."""
         tensors = self._packed.wait() if self._packed else []
-        if not self._others:
-            return tensors
+        if self._others:
+            self._add_others(tensors)
+        if self._dtype is not None:
+            with self._api.relaxed(self._device):  # it may need more memory
+                tensors = _cast_all(tensors, self._dtype)
+        return tensors
+
+    def _add_others(self, tensors: list[torch.Tensor]) -> None:
         with self._api.relaxed(self._device):
             for i, tensor in self._others.items():  # ascending, so i is right
                 tensors.insert(i, tensor.to(self._device, non_blocking=True))
@@ -257,7 +279,9 @@ class MixedCopy:
         if in_place:
             hold_while_read(in_place, self._device, self._api)
         self._others = {}
-        return tensors
+
+    def _is_sent_in_place(self, tensor: torch.Tensor) -> bool:
+        return self._is_in_place(tensor) and tensor.nbytes >= DIRECT_NBYTES
 
     def _is_in_place(self, tensor: torch.Tensor) -> bool:
         """Return True if the device may read the memory of this tensor itself."""
@@ -272,15 +296,19 @@ def _send_compiled(
     api: DeviceApi,
     stream: Any,
     waits_here: bool,
+    dtype: torch.dtype | None = None,
 ) -> backend.BatchCopy | None:
-    """Send leaves by the compiled engine; return None if they need another way."""
+    """Send leaves by the compiled engine; return None if they need another way.
+
+    Leaves that are not read in place are cast to ``dtype``.
+    """
     if api is not torch_device or debug.enabled or not api.has_engine(device):
         return None
     if not leaves:
         return None
     own = torch_device.copy_stream(device) if stream is None else stream
     with span("pyparallel.send"):
-        copy = backend.plan_copy(leaves, own, DIRECT_NBYTES, SPAN_NBYTES)
+        copy = backend.plan_copy(leaves, own, DIRECT_NBYTES, SPAN_NBYTES, dtype)
         if copy is None:
             return None
         sources = copy.sources
@@ -317,6 +345,12 @@ def contiguous(tensor: torch.Tensor) -> torch.Tensor:
         if tensor.layout is torch.strided:
             raise
         return tensor
+
+
+def _cast_all(
+    tensors: list[torch.Tensor], dtype: torch.dtype | None
+) -> list[torch.Tensor]:
+    return tensors if dtype is None else [_cast(each, dtype) for each in tensors]
 
 
 def _cast(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

@@ -20,6 +20,7 @@ PAD_OPTIONS: list[dict[str, Any]] = [
     {"shape": (9, 40), "side": ("left", "right"), "padding_value": 2.5},
     {"buckets": [(8, 8), (16, 40)], "mask": True, "padding_value": -1},
     {"padding": Padding(size_divisor=(3, 1), sizes=True)},
+    {"dtype": torch.bfloat16, "mask": True, "padding_value": 0.1},
 ]
 IMAGE_OPTIONS: list[dict[str, Any]] = [
     {"mean": (1, 2, 3), "std": (2, 3, 4)},
@@ -194,9 +195,9 @@ def test_torch_finds_nothing_wrong_with_the_operators(
     operators: Any = torch.ops.pyparallel
     images, check = make((3, 4, 5), (3, 6, 2)), torch.library.opcheck
     for more in (False, True):
-        padding = ([4, 1], None, None, ["left", "center"], more, more)
+        padding = ([4, 1], None, None, ["left", "center"], more, more, torch.bfloat16)
         check(operators.pad_stack.default, (images, 2, 1.0, 0, *padding))
-        plain = ([4, 1], None, None, ["right"], more, more)
+        plain = ([4, 1], None, None, ["right"], more, more, None)
         equal = make((2, 3), (2, 3))
         check(operators.pad_stack.default, (equal, 0, 2**53 + 1, 1, *plain))
         options = ([1.0], [2.0], [0.5], False, True, True, [4, 4], torch.float16)

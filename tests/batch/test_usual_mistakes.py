@@ -158,7 +158,7 @@ def test_a_near_name_of_an_option_is_advised(cls: Any, given: Any, meant: Any) -
     [
         (
             lambda: Stack(dim=0),  # type: ignore[call-arg]
-            "Stack: there are no options, but dim was given. Use Pad(dims=...).",
+            "Stack: options must be dtype, but dim was given. Use Pad(dims=...).",
         ),
         (
             lambda: Concat(size_divisor=2),  # type: ignore[call-arg]
@@ -172,8 +172,8 @@ def test_a_near_name_of_an_option_is_advised(cls: Any, given: Any, meant: Any) -
         (
             lambda: Padding(value=1),  # type: ignore[call-arg]
             "Padding: options must be size_divisor, shape, buckets, side, sizes, mask, "
-            "but value was given. Give padding_value to DataContainer or pad_stack, or "
-            "use Pad(value).",
+            "dtype, but value was given. Give padding_value to DataContainer or "
+            "pad_stack, or use Pad(value).",
         ),
     ],
 )

@@ -113,10 +113,12 @@ def test_no_instruction_is_used_without_asking():
     chosen = re.findall(r"visit\((\w+)\{\}\)", text)
     asked = re.findall(r"if \((\w+)::supported\(\) && visit\(\1\{\}\)\)", text)
     assert chosen == asked and len(chosen) == 3
-    text = without_comments(CSRC / "cpu" / "image.cpp")
-    chosen = re.findall(r"push_back\(&make_loops<(\w+)>\)", text)
-    asked = re.findall(r"if \((\w+)::supported\(\)\) variants\.push_back", text)
+    text = without_comments(CSRC / "cpu" / "instruction_sets.h")
+    chosen = re.findall(r"visit\((\w+)\{\}\)", text)
+    asked = re.findall(r"if \((\w+)::supported\(\)\) visit\(\1\{\}\)", text)
     assert [name for name in chosen if name != "AnyCpu"] == asked and len(asked) == 2
+    text = without_comments(CSRC / "cpu" / "cast.cpp")
+    assert text.count("has_f16c())") == 1 and text.count("&cast_to_halves<") == 2
     for path in [ROOT / "setup.py", ROOT / "CMakeLists.txt"]:
         assert not re.search(r"-m(arch|avx|fma|cpu)", path.read_text(encoding="utf-8"))
 

@@ -9,7 +9,8 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from pyparallel import DataContainer as DC
-from pyparallel import collate, scatter
+from pyparallel import Padded, Ragged, collate, pad_stack, scatter, to_host
+from pyparallel.transfer import debug
 
 pytestmark = pytest.mark.cuda
 
@@ -157,3 +158,54 @@ def test_the_host_does_not_wait():
     parts = scatter(batch, [0] * 4)
     assert not busy.query(), "the host waited for the device"
     assert [part["x"].sum().item() for part in parts] == [250] * 4
+
+
+@pytest.mark.parametrize("debug_mode", ["0", "1"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_a_cast_has_the_results_of_a_cast_before_the_copy(
+    dtype: torch.dtype, debug_mode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYPARALLEL_DEBUG", debug_mode)
+    debug.reset()
+    slab = torch.rand(1 << 14, pin_memory=True)
+    batches: dict[str, Any] = {
+        "small": {"x": torch.rand(3, 4), "y": torch.arange(5), "z": torch.tensor(0.1)},
+        "many": {f"{i:03}": torch.rand(2, i + 1).T for i in range(200)},
+        "large": [torch.rand(1 << 21), torch.rand(1 << 19, dtype=torch.float64)],
+        "pinned": [torch.rand(1 << 19, pin_memory=True), torch.rand(9)],
+        "span": [slab[: 1 << 13], slab[1 << 13 :]],
+        "others": [torch.rand(3).half(), torch.rand(4), torch.rand(3).bfloat16()],
+        "graph": [torch.rand(3, requires_grad=True), torch.rand(4)],
+        "fields": [
+            DC([pad_stack([torch.rand(2), torch.rand(3)], mask=True)]),
+            DC([Ragged.from_tensors([torch.rand(2, 3), torch.rand(1, 3)])]),
+            DC([torch.ones(2)], cpu_only=True),
+        ],
+    }
+    for name, batch in batches.items():
+        before = to_host(batch)
+        expected = scatter(batch, ["cpu"], dtype=dtype)
+        found = scatter(batch, [0], dtype=dtype)
+        check_fields(found, expected)
+        check_fields(before, batch)  # the sources stay as they were
+        if name == "graph":
+            found[0][0].sum().backward()
+            assert batch[0].grad.dtype is torch.float32
+    torch.cuda.synchronize()
+    monkeypatch.undo()
+    debug.reset()
+
+
+def check_fields(found: Any, expected: Any) -> None:
+    """Compare tensors in nests and in their fields."""
+    if isinstance(expected, Padded | Ragged):
+        check_fields(list(found.fields()), list(expected.fields()))
+    elif isinstance(expected, torch.Tensor):
+        assert found.dtype is expected.dtype and torch.equal(found.cpu(), expected)
+    elif isinstance(expected, DC):
+        check_fields(found.data, expected.data)
+    elif isinstance(expected, list | tuple):
+        for one, other in zip(found, expected, strict=True):
+            check_fields(one, other)
+    elif isinstance(expected, dict):
+        check_fields([found[key] for key in expected], list(expected.values()))

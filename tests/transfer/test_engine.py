@@ -140,6 +140,40 @@ def test_two_calls_read_and_pack_what_the_steps_do(seed):
     assert [(x.dtype, x.shape) for x in copies] == [(x.dtype, x.shape) for x in leaves]
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_packed_leaves_are_cast_and_others_keep_their_bytes(dtype):
+    """Chunks end within leaves of more than 4 MiB. A pinned leaf is sent as it is."""
+    kept = {dtype, torch.float16, torch.bfloat16} - {torch.float32, torch.float64}
+    rng = random.Random(3)
+    leaves = [
+        x for x in some_leaves(rng, 60) if x.dtype is dtype or x.dtype not in kept
+    ]
+    leaves += [torch.rand(3, 700, 1000), torch.rand(1300, 1000, dtype=torch.float64)]
+    leaves += [torch.rand(300, 40).T, torch.rand(5, 1).expand(5, 6), torch.tensor(0.1)]
+    leaves += [torch.ones(0, 3), torch.rand(900, 700), torch.ones(1 << 21).bool()]
+    pinned_leaf = leaves[-2]
+    with pinned(pinned_leaf):
+        copy = native.plan_copy(leaves, COPIES, 1 << 20, 1 << 30, dtype)
+        copy.start(True, True)
+    assert copy.num_in_place == 1
+    for leaf, sent in zip(leaves, copy.wait(), strict=True):
+        if leaf.is_floating_point() and leaf is not pinned_leaf:
+            leaf = leaf.to(dtype)
+        assert sent.dtype is leaf.dtype and torch.equal(sent, leaf)
+
+
+def test_a_pinned_span_is_sent_as_it_is():
+    memory = torch.rand(1 << 12)
+    leaves = [memory[:2000], memory[2000 // 16 * 16 :].view(-1, 16)]
+    with pinned(memory):
+        copy = native.plan_copy(leaves, COPIES, 1 << 20, 1, torch.float16)
+        copy.start(True, True)
+    assert copy.num_in_place == 1
+    for leaf, sent in zip(leaves, copy.wait(), strict=True):
+        assert sent.dtype is torch.float32 and torch.equal(sent, leaf)
+    assert native.plan_copy([memory.half()], COPIES, 1, 1, torch.float32) is None
+
+
 def test_sources_live_while_they_are_held():
     leaf = torch.zeros(512, dtype=torch.uint8)
     with pinned(leaf):

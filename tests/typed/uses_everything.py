@@ -130,9 +130,16 @@ def images(pixels: list[Tensor]) -> Tensor:
 def rules(dataset: torch.utils.data.Dataset[dict[str, Tensor]]) -> Iterator[Any]:
     """Plain samples, with a rule for each field."""
     fields = Collate(
-        image=Pad(0.5, dims=2, size_divisor=(32, 32), side="left", mask=True),
+        image=Pad(
+            0.5,
+            dims=2,
+            size_divisor=(32, 32),
+            side="left",
+            mask=True,
+            dtype=torch.float16,
+        ),
         target={"boxes": Concat(), "names": List()},
-        default=Stack(),
+        default=Stack(dtype=torch.bfloat16),
     )
     assert_type(Collate.auto(dataset, num_samples=8), Collate)
     assert_type(fields([dataset[0], dataset[1]]), dict[str, Any])

@@ -59,7 +59,8 @@ PP_HOST_INLINE Half to_half(float value) {
   const int32_t is_large = -static_cast<int32_t>(magnitude >= kTooLarge);
   const int32_t is_nan = -static_cast<int32_t>(magnitude > kInfinity);
   int32_t result = (subnormal & is_small) | (normal & ~(is_small | is_large));
-  result |= (0x7C00 & is_large) | (0x0200 & is_nan);
+  const int32_t nan = 0x0200 | ((magnitude >> 13) & 0x03FF);  // as F16C makes it
+  result |= (0x7C00 & is_large) | (nan & is_nan);
   return {static_cast<uint16_t>(result | ((bits >> 16) & 0x8000))};
 }
 
