@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+import threading
 import time
 from collections.abc import Callable
 
@@ -23,6 +24,20 @@ def cpu_seconds() -> float:
 
     children = resource.getrusage(resource.RUSAGE_CHILDREN)
     return time.process_time() + children.ru_utime + children.ru_stime
+
+
+def thread_cpu_seconds(thread: threading.Thread) -> float:
+    """Return the CPU time of a thread, 0 if it has ended.
+
+    On systems other than Linux it is that of the process.
+    """
+    if sys.platform != "linux":
+        return time.process_time()
+    try:
+        with open(f"/proc/self/task/{thread.native_id}/schedstat") as file:
+            return int(file.read().split()[0]) / 1e9
+    except (OSError, IndexError, ValueError):
+        return 0.0
 
 
 class CoreWait:

@@ -7,6 +7,7 @@ pending tasks are one queue of the numbers of workers.
 
 from __future__ import annotations
 
+import copy
 import operator
 import os
 import pickle
@@ -37,7 +38,7 @@ from .errors import dead_worker_error, raise_error, raise_thread_error
 from .fetchers import Source
 from .messages import BatchProgram, Facts, unpack_answer
 from .preflight import check_workers, start_method_of
-from .reader import BATCH, END, ERROR, Answer, Reader
+from .reader import BATCH, END, ERROR, NOT_STARTED, Answer, Reader
 from .thread_reader import ThreadReader, start_threads
 from .tracebacks import clear_frames, format_indices, hide_frames, rank_text
 
@@ -83,7 +84,7 @@ class Epoch(LoaderIter):
     torch's class is a base for ``isinstance`` alone: nothing of it runs.
     """
 
-    _has_workers = _is_closed = False
+    _has_workers = _is_closed = _has_unstarted = False
     _pool: Any = None
     _ring: Any = None
     _pins_ring = False
@@ -257,8 +258,9 @@ class Epoch(LoaderIter):
             self._drawn_all = True
             return
         is_plain = not isinstance(task, SampleTask)
-        indices, error = task if is_plain else task.indices, None
-        sent = (self._epoch, self._num_sent, task if is_plain else tuple(task))
+        indices, error = _copied(task if is_plain else task.indices), None
+        task = indices if is_plain else (*task[:-1], indices)
+        sent = (self._epoch, self._num_sent, task)
         self._num_sent += 1
         try:
             self._pool.send(worker, sent)
@@ -331,7 +333,8 @@ class Epoch(LoaderIter):
                 self._end_worker(worker, answer.failures)
                 continue
             self._pass_task()
-            if answer.kind == ERROR:
+            if answer.kind in (ERROR, NOT_STARTED):
+                self._has_unstarted |= answer.kind == NOT_STARTED
                 if not self._pool.packs:
                     raise_thread_error(answer.value, worker, answer.location)
                 raise_error(answer.value)
@@ -588,8 +591,11 @@ class Epoch(LoaderIter):
         self._pool.wake()
 
     def has_lost_worker(self) -> bool:
-        """Return True if the next epoch needs new workers. This ends the old ones."""
-        lost: bool = self._pool.has_lost()
+        """Return True if the next epoch needs new workers. This ends the old ones.
+
+        A worker that could not start may start in the next epoch.
+        """
+        lost: bool = self._has_unstarted or self._pool.has_lost()
         if lost:
             self._shutdown_workers()
         return lost
@@ -618,6 +624,13 @@ class Epoch(LoaderIter):
         """
         if not is_finalizing():
             self._shutdown_workers()
+
+
+def _copied(indices: Any) -> Any:
+    """Return indices that the sampler does not change for its next batch."""
+    if hasattr(indices, "__array__"):  # of NumPy or torch
+        return copy.deepcopy(indices)
+    return indices.copy() if type(indices) is list else indices
 
 
 def _nbytes(batch: Any) -> int:

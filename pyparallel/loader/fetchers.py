@@ -152,7 +152,8 @@ class _Fetcher:
 
     def __init__(self, source: Source, times: Times) -> None:
         self.collate_fn: Callable[[list[Any]], Any] = source.collate_fn
-        self._times = times
+        self._times, self._is_stopped = times, False
+        self._places: Any = None  # a copy of the task, one for each sample
         if source.collate_fn is default_collate and backend.name == "native":
             self.collate_fn = DefaultCollate(source.num_workers > 0).collate
 
@@ -160,11 +161,17 @@ class _Fetcher:
         """Return the samples of an error of the last batch, as a text."""
         raise NotImplementedError
 
+    def stop(self) -> None:
+        """Read no more samples, and return no batch. For any thread."""
+        self._is_stopped = True
+        if isinstance(self._places, list):
+            self._places.clear()  # this ends the loop over them
+
     def _collate(self, samples: Any) -> Any:
         """Return a batch. ``StopIteration`` would look like the end of the data."""
         self._times.end_part()
-        if samples is NO_SAMPLES:
-            return samples
+        if samples is NO_SAMPLES or self._is_stopped:
+            return NO_SAMPLES
         try:
             return self.collate_fn(samples)
         except (StopIteration, GeneratorExit) as error:
@@ -265,6 +272,7 @@ class MapFetcher(_Fetcher):
         self._location, self._iterator = "", None
         if self._auto_collation and self._reads_each:
             indices = (Indices if self._is_read_elsewhere else list)(indices)
+            self._places = indices
         self._indices = indices
         try:
             if self._has_keys:
@@ -358,8 +366,8 @@ class IterableFetcher(_Fetcher):
             samples = next(self._samples)
             self._num_last = 1
         else:
-            samples = []
-            for _ in places:
+            samples, self._places = [], list(places)
+            for _ in self._places:
                 try:
                     samples.append(next(self._samples))
                 except StopIteration:

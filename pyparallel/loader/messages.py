@@ -26,7 +26,7 @@ from ..shm.serialization import RingMiss
 from ..workers import descriptors
 from ..workers.interface import Outgoing
 from .errors import pack_error, worker_text
-from .reader import BATCH, ERROR, Answer, Figures, Reader, Task
+from .reader import BATCH, ERROR, NOT_STARTED, Answer, Figures, Reader, Task
 from .tracebacks import clear_frames
 
 
@@ -93,8 +93,8 @@ class BatchProgram:
             except Exception as error:  # it does not pickle, or has no memory
                 return self._pack_error(error)
         slab.release()
-        if kind == ERROR:
-            return self._pack_error(value, location)
+        if kind in (ERROR, NOT_STARTED):
+            return self._pack_error(value, location, kind)
         return Outgoing(_pack_head(kind, value, failures, report))
 
     def failed(self, error: Exception) -> Outgoing:
@@ -107,7 +107,9 @@ class BatchProgram:
         found.__cause__ = error
         return self._pack_error(found)
 
-    def _pack_error(self, error: BaseException, location: str = "") -> Outgoing:
+    def _pack_error(
+        self, error: BaseException, location: str = "", kind: int = ERROR
+    ) -> Outgoing:
         try:
             raise error
         except BaseException:
@@ -115,7 +117,7 @@ class BatchProgram:
             packed = pack_error(error, where, location)
         # The slab of a batch that failed is in use as long as frames refer to tensors.
         clear_frames(error)
-        head = _pack_head(ERROR, packed)
+        head = _pack_head(kind, packed)
         return Outgoing(head, ends=not isinstance(error, Exception))
 
     def _pack_batch(

@@ -19,8 +19,8 @@ from .sample_errors import NO_SAMPLES
 from .tracebacks import message_of, rank_text
 
 #: The kinds of answers: a batch, a batch without samples, an error, the end of an
-#: iterable dataset.
-BATCH, LEFT_OUT, ERROR, END = range(4)
+#: iterable dataset, and the error of a worker that could not start.
+BATCH, LEFT_OUT, ERROR, END, NOT_STARTED = range(5)
 
 #: The number of the epoch of these workers, the number of the batch in it, and the
 #: indices, or the parts of a `SampleTask`. A plain tuple, which is cheap to send. A
@@ -50,7 +50,7 @@ class Answer(NamedTuple):
     """The result of a task.
 
     Attributes:
-        kind: ``BATCH``, ``LEFT_OUT``, ``ERROR`` or ``END``.
+        kind: ``BATCH``, ``LEFT_OUT``, ``ERROR``, ``END`` or ``NOT_STARTED``.
         value: a batch, or the exception.
         failures: the samples that ``on_error`` left out or replaced.
         report: the pickled state of the dataset, if the parent needs it.
@@ -144,6 +144,11 @@ class Reader:
         self._source = self._source._replace(collate_fn=collate)
         self._fetcher.collate_fn = collate
 
+    def stop(self) -> None:
+        """Let `run` read no more samples. Called in another thread."""
+        if (fetcher := vars(self).get("_fetcher")) is not None:
+            fetcher.stop()
+
     def _begin_epoch(self) -> None:
         make = IterableFetcher if self._source.is_iterable else MapFetcher
         self._fetcher = make(self._source, self._times)
@@ -155,7 +160,7 @@ class Reader:
         of the error refers to the frames that have the answer.
         """
         if self._start_error is not None or self._start_text:
-            return Answer(ERROR, self._take_start_error())
+            return Answer(NOT_STARTED, self._take_start_error())
         epoch, self.number, indices = task
         self._times.begin()
         try:

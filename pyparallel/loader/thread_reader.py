@@ -10,14 +10,17 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from functools import partial
 from queue import Empty, SimpleQueue
+from typing import Any
 
 import torch
 
 from ..batch import allocation
 from ..core import thread_state
+from ..core.errors import LoaderWarning, type_name, warn_once
 from ..core.torch_private import pin_memory, worker_thread
 from ..core.tracing import span
 from ..shm.messages import INLINE_NBYTES, LazySlab
@@ -78,7 +81,10 @@ class ThreadReader:
         if policy is not None:
             policy.failures = []
         tracker = source.tracker and source.tracker.for_thread(policy)
-        self._source = source._replace(policy=policy, tracker=tracker, in_thread=True)
+        init = source.init and partial(_init_shared, source.init, source.dataset)
+        self._source = source._replace(
+            policy=policy, tracker=tracker, init=init, in_thread=True
+        )
         self._reader = Reader(self._source, base_seed)
         self._base_seed, self._ring, self._holder = base_seed, ring, first_holder
         self._pin_device = pin_device
@@ -99,6 +105,10 @@ class ThreadReader:
         self._exit.enter_context(worker_thread(*about, collate_tensors))
         self._reader.start(worker)
 
+    def stop(self) -> None:
+        """See `ThreadProgram.stop`."""
+        self._reader.stop()
+
     def end(self) -> None:
         """See `ThreadProgram.end`."""
         self._exit.close()
@@ -114,7 +124,10 @@ class ThreadReader:
         except BaseException as error:  # also of `sys.exit`, as without workers
             answer = Answer(ERROR, error)
         slab.release()
-        return answer, Facts(0, False, False, None)
+        try:
+            return answer, Facts(0, False, False, None)
+        finally:
+            del answer  # an error refers to this frame, which must not refer to it
 
     def _keep(self, answer: Answer, lazy: _Slab) -> tuple[Answer, Facts]:
         slab, lazy.slab = lazy.slab, None
@@ -132,6 +145,23 @@ class ThreadReader:
             lazy.miss,
         )
         return answer._replace(figures=self._reader.end_message()), facts
+
+
+def _init_shared(init: Callable[[int], Any], dataset: Any, worker: int) -> None:
+    """Call the user's function, and warn if it changes the dataset of all threads."""
+    before = dict(getattr(dataset, "__dict__", {}))
+    init(worker)
+    for name, value in dict(getattr(dataset, "__dict__", {})).items():
+        if before.get(name, before) is not value:
+            warn_once(
+                "PP221",
+                f"DataLoader: worker_init_fn set the attribute {name!r} of "
+                f"{type_name(dataset)}, which all threads share, so the last thread "
+                "has set it for all. Use get_worker_info() where samples are read, an "
+                "attribute of a threading.local(), or "
+                "worker_method='multiprocessing'.",
+                LoaderWarning,
+            )
 
 
 def start_threads(programs: Sequence[ThreadReader]) -> ThreadWorkers:

@@ -36,6 +36,9 @@ class Program(Protocol):
 class ThreadProgram(Program, Protocol):
     """The code of a worker that is a thread."""
 
+    def stop(self) -> None:
+        """Let `run` return soon, with any answer. Called in another thread."""
+
     def end(self) -> None:
         """Undo `Program.start`, in the thread. No task follows."""
 

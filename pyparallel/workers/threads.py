@@ -1,32 +1,42 @@
 """Workers that are threads: two queues for each, and nothing is pickled or copied.
 
 Note: [ends of threads]. A thread cannot be killed. `close` tells all threads to end and
-waits for a short time. A thread in the user's code ends when that code returns. The
-threads are daemons, so the exit of the interpreter does not wait for one that hangs.
-They refer to their queues, not to this object, so dropping it ends them.
+waits for a short time. A thread in the user's code ends when that code returns. They
+refer to their queues, not to this object, so dropping it ends them.
+
+The threads are daemons, so the exit of the interpreter does not wait for one that
+hangs. See Note [exit]: native code that ends later would abort the process. So the exit
+raises `SystemExit` in code of Python, and waits for threads that compute.
 """
 
 from __future__ import annotations
 
 import contextlib
 import contextvars
+import ctypes
 import os
 import sys
 import threading
 import time
 import traceback
+import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
 from queue import Empty, SimpleQueue
 from typing import Any
 
-from ..core.process import Living
+from ..core.cpu_time import thread_cpu_seconds
+from ..core.process import at_exit
 from .interface import ThreadProgram, Woken, Workers, check_process
 
 #: The time of all threads to finish their tasks before `close` leaves them alone.
 _END_SECONDS = 0.7
+#: The time for which the exit waits for threads that compute.
+_EXIT_SECONDS = 30.0
+#: A thread that uses less CPU time during `_END_SECONDS` hangs.
+_COMPUTING_SECONDS = 0.01
 
-_pools: Living[ThreadWorkers] = Living(at_exit=lambda pool: pool.close())
+_pools: weakref.WeakSet[ThreadWorkers] = weakref.WeakSet()
 
 
 class _Failed:
@@ -43,16 +53,18 @@ class _Worker:
         tasks: with None as the end.
         answers: in the order of their tasks.
         tokens: of all workers: one for each answer, to wake the receiver.
+        program: the code of the thread.
     """
 
-    def __init__(self, tokens: SimpleQueue[None]) -> None:
+    def __init__(self, tokens: SimpleQueue[None], program: ThreadProgram) -> None:
         self.tasks: SimpleQueue[Any] = SimpleQueue()
         self.answers: deque[Any] = deque()
-        self.tokens = tokens
+        self.tokens, self.program = tokens, program
         self.has_begun = self.is_ended = False
 
-    def work(self, program: ThreadProgram, number: int) -> None:
+    def work(self, number: int) -> None:
         """Answer tasks until the end, in the thread."""
+        program = self.program
         try:
             program.start(number)
         except BaseException as error:
@@ -73,10 +85,15 @@ class _Worker:
         self.tokens.put(None)
 
     def end(self) -> None:
-        """Let the thread end after its task, and drop its answers."""
+        """Let the thread end soon, and drop its answers."""
         self.is_ended = True
+        self.program.stop()
         self.tasks.put(None)
         self.answers.clear()
+
+
+class _Thread(threading.Thread):
+    """The thread of a worker."""
 
 
 class ThreadWorkers(Workers):
@@ -95,16 +112,15 @@ class ThreadWorkers(Workers):
         self._pid = os.getpid()
         self._is_closing = self._is_woken = False
         self._tokens: SimpleQueue[None] = SimpleQueue()
-        self._workers = [_Worker(self._tokens) for _ in programs]
+        self._workers = [_Worker(self._tokens, program) for program in programs]
         self.processes: list[Any] = []
         self._threads: list[threading.Thread] = []
         _pools.add(self)
         try:
-            for number, program in enumerate(programs):
-                target = self._workers[number].work
-                thread = threading.Thread(
+            for number, worker in enumerate(self._workers):
+                thread = _Thread(
                     target=contextvars.copy_context().run,
-                    args=(target, program, number),
+                    args=(worker.work, number),
                     name=f"pyparallel-worker-{number}",
                     daemon=True,
                 )
@@ -164,14 +180,15 @@ class ThreadWorkers(Workers):
         """See `Workers.close`. See Note [ends of threads]."""
         if os.getpid() != self._pid:
             return
+        self.end_all()
+        _join(self._threads)
+
+    def end_all(self) -> None:
+        """Let all threads end soon."""
         self._is_closing = True
         for worker in self._workers:
             worker.end()
         self._tokens.put(None)
-        deadline = time.monotonic() + _END_SECONDS
-        for thread in self._threads:
-            if thread is not threading.current_thread():  # garbage was collected in it
-                thread.join(max(0.0, deadline - time.monotonic()))
 
     def has_lost(self) -> bool:
         """See `Workers.has_lost`."""
@@ -196,3 +213,32 @@ class ThreadWorkers(Workers):
         # Later, the globals of this module are gone: the argument is not one of them.
         if not is_finalizing() and hasattr(self, "_workers"):
             self.close()
+
+
+def _join(threads: Sequence[threading.Thread]) -> None:
+    """Wait for a short time until threads have ended."""
+    deadline = time.monotonic() + _END_SECONDS
+    for thread in threads:
+        if thread is not threading.current_thread():  # garbage was collected in it
+            thread.join(max(0.0, deadline - time.monotonic()))
+
+
+@at_exit
+def _end_threads() -> None:
+    """End all threads, also those whose pool is gone. See Note [ends of threads]."""
+    current, pid = threading.current_thread(), os.getpid()
+    for pool in list(_pools):
+        if pool._pid == pid:
+            pool.end_all()
+    threads = [each for each in threading.enumerate() if isinstance(each, _Thread)]
+    raise_in = ctypes.pythonapi.PyThreadState_SetAsyncExc
+    for thread in threads:
+        if thread is not current:
+            raise_in(ctypes.c_ulong(thread.ident or 0), ctypes.py_object(SystemExit))
+    deadline, used = time.monotonic() + _EXIT_SECONDS, -1.0
+    while time.monotonic() < deadline:
+        _join(threads)
+        threads = [each for each in threads if each.is_alive() and each is not current]
+        before, used = used, sum(thread_cpu_seconds(each) for each in threads)
+        if used - before < _COMPUTING_SECONDS:  # they hang, or have ended
+            return

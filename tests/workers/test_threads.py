@@ -31,6 +31,9 @@ class Program:
     def run(self, task: Any) -> Any:
         return task()
 
+    def stop(self) -> None:
+        """Tasks are short."""
+
     def end(self) -> None:
         self.calls.append("end")
 
@@ -149,6 +152,36 @@ def test_a_fork_has_no_threads_and_says_so(pool: ThreadWorkers) -> None:
     assert pool.receive(0, 10) == (0, 5)
     os.close(read)
     os.close(write)
+
+
+#: Work that would end after the interpreter, and the end of the script.
+AT_EXIT = {
+    "torch.ones(2500, 2500, dtype=torch.float64).matrix_power(6)": "del batches",
+    "[torch.ones(200_000).sort() for _ in range(10**6)]": "",
+    "torch.ones(200_000).sort()": "sys.exit()",
+}
+
+
+@pytest.mark.parametrize("work", AT_EXIT)
+def test_the_exit_waits_for_a_thread_that_computes(work: str) -> None:
+    code = f"""
+import sys, threading, torch
+from pyparallel import DataLoader
+begun = threading.Event()
+class Computes:
+    def __len__(self):
+        return 10**6
+    def __getitem__(self, index):
+        begun.set()
+        {work}
+        return index
+loader = DataLoader(Computes(), 1000, num_workers=2, worker_method="thread")
+batches = iter(loader)
+begun.wait()
+{AT_EXIT[work]}
+"""
+    done = python_runs.run(code)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 STUCK = """
