@@ -26,17 +26,17 @@ def cpu_seconds() -> float:
     return time.process_time() + children.ru_utime + children.ru_stime
 
 
-def thread_cpu_seconds(thread: threading.Thread) -> float:
-    """Return the CPU time of a thread, 0 if it has ended.
+def busy_seconds(thread: threading.Thread) -> float:
+    """Return the time in which a thread had a core or waited for one, 0 at its end.
 
-    On systems other than Linux it is that of the process.
+    On systems other than Linux it is the CPU time of the process.
     """
     if sys.platform != "linux":
         return time.process_time()
     try:
         with open(f"/proc/self/task/{thread.native_id}/schedstat") as file:
-            return int(file.read().split()[0]) / 1e9
-    except (OSError, IndexError, ValueError):
+            return sum(map(int, file.read().split()[:2])) / 1e9
+    except (OSError, ValueError):
         return 0.0
 
 

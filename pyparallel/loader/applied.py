@@ -23,7 +23,8 @@ def applied_changes(loader: Any) -> frozenset[str]:
     """Return the names of the recommended changes that a loader has.
 
     ``"by size"``: its batches have samples of similar sizes. ``"stream"``: its dataset
-    is iterable, so it has no batch sampler. Other names are those of arguments.
+    is iterable, so it has no batch sampler. ``"thread"``: its workers are threads.
+    Other names are those of arguments.
 
     Args:
         loader: a loader of torch or pyparallel, or an iterator of one.
@@ -47,6 +48,7 @@ def applied_changes(loader: Any) -> frozenset[str]:
         "collate_fn": isinstance(collate_fn, Collate) or collate_fn in _INTO_RING,
         "by size": any(map(_is_by_size, samplers)),
         "stream": isinstance(dataset, IterableDataset),
+        "thread": "thread" in (get("worker_method"), get("start_method")),
     }
     return frozenset(name for name, is_applied in found.items() if is_applied)
 

@@ -55,6 +55,19 @@ def suggest_num_workers(
     return max(1, math.ceil(min(needed, most)))
 
 
+def may_hold_gil(applied: frozenset[str], num_workers: int, cpu: float) -> bool:
+    """Return True if one thread may be faster than several.
+
+    The only thread does not wait for the GIL, so `gil_wait_seconds` does not show it.
+
+    Args:
+        applied: see `LoaderStats.applied`.
+        num_workers: the number of workers.
+        cpu: the fraction of CPU time in the time in which the worker had a core.
+    """
+    return "thread" in applied and num_workers == 1 and cpu > 0.5
+
+
 #: The next step for each `RingMiss`.
 _MISS_ADVICE = {
     "": "increase ring_slabs or max_ring_bytes",
@@ -262,6 +275,12 @@ class LoaderStats:
         if advice := self._waits_advice():
             return advice
         if number > workers:
+            if may_hold_gil(self.applied, workers, cpu / (making - waited or 1)):
+                return (
+                    f"{most}, and one thread computes it: use worker_method="
+                    f"'multiprocessing', or num_workers={number} if it is native code "
+                    "that releases the GIL"
+                )
             return f"{most}: use more workers, num_workers={number}"
         if making <= workers * self.busy_seconds:
             advice = f"set prefetch_factor={PREFETCH_FACTOR}"

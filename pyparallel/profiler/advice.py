@@ -12,6 +12,7 @@ from ..loader.stats import (
     MUCH_GIL_WAIT,
     MUCH_PADDING,
     SEND_SECONDS,
+    may_hold_gil,
     suggest_num_workers,
 )
 from .record import FIRST_ITER
@@ -218,19 +219,33 @@ def _change_workers(summary: Summary, workers: Work) -> Advice:
             wait,
         )
     if number > present:
-        gain = max(0.0, min(wait, summary.step - max(busy, work / number)))
-        return Advice(
-            f"Use more workers: num_workers={number}",
-            f"{figures} {plural(number, 'worker')} would make one every "
-            f"{time_text(work / number)}.",
-            gain,
-        )
+        return _add_workers(summary, workers, number, figures)
     part, ns = max(workers.parts.items(), key=lambda item: item[1])
     return Advice(
         f"Reduce the work on a batch: {part} first",
         f"{figures} More workers on {plural(cores, 'core')} would not help. Most of "
         f"the work is {part}, {time_text(ns)} a batch.",
         wait,
+    )
+
+
+def _add_workers(summary: Summary, workers: Work, number: int, figures: str) -> Advice:
+    """Return advice for a loop with too few workers."""
+    present, work = len(workers.lanes), workers.per_batch
+    title = f"Use more workers: num_workers={number}"
+    share = workers.cpu / (work - workers.core_wait - workers.gil_wait or 1)
+    if may_hold_gil(summary.applied, present, share):
+        title = "Use processes as workers: worker_method='multiprocessing'"
+        figures += (
+            " One thread computes it. Threads do not share Python code, which holds "
+            f"the GIL. If it is native code, use num_workers={number}."
+        )
+    left = max(_busy(summary), work / number)
+    return Advice(
+        title,
+        f"{figures} {plural(number, 'worker')} would make one every "
+        f"{time_text(work / number)}.",
+        max(0.0, min(summary.mean["wait"], summary.step - left)),
     )
 
 

@@ -25,15 +25,15 @@ from collections.abc import Callable, Sequence
 from queue import Empty, SimpleQueue
 from typing import Any
 
-from ..core.cpu_time import thread_cpu_seconds
+from ..core.cpu_time import busy_seconds
 from ..core.process import at_exit
 from .interface import ThreadProgram, Woken, Workers, check_process
 
 #: The time of all threads to finish their tasks before `close` leaves them alone.
 _END_SECONDS = 0.7
 #: The time for which the exit waits for threads that compute.
-_EXIT_SECONDS = 30.0
-#: A thread that uses less CPU time during `_END_SECONDS` hangs.
+_EXIT_SECONDS = 60.0
+#: A thread that is busy for less time in `_END_SECONDS` hangs.
 _COMPUTING_SECONDS = 0.01
 
 _pools: weakref.WeakSet[ThreadWorkers] = weakref.WeakSet()
@@ -235,10 +235,12 @@ def _end_threads() -> None:
     for thread in threads:
         if thread is not current:
             raise_in(ctypes.c_ulong(thread.ident or 0), ctypes.py_object(SystemExit))
-    deadline, used = time.monotonic() + _EXIT_SECONDS, -1.0
+    deadline = time.monotonic() + _EXIT_SECONDS
+    used: dict[_Thread, float] = {}
     while time.monotonic() < deadline:
         _join(threads)
         threads = [each for each in threads if each.is_alive() and each is not current]
-        before, used = used, sum(thread_cpu_seconds(each) for each in threads)
-        if used - before < _COMPUTING_SECONDS:  # they hang, or have ended
+        before, used = used, {each: busy_seconds(each) for each in threads}
+        spent = [used[each] - before.get(each, -1.0) for each in threads]
+        if max(spent, default=0.0) < _COMPUTING_SECONDS:  # they hang, or have ended
             return

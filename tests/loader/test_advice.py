@@ -218,6 +218,67 @@ def test_batches_by_size_end_the_padding(
     )
 
 
+#: Figures of an input-bound loop with one worker, and the advice. A batch takes 90 ms
+#: of the worker, and a step 30 ms.
+ONE: dict[str, Any] = {
+    "batches": 100,
+    "wait_seconds": 6.0,
+    "busy_seconds": 3.0,
+    "num_workers": 1,
+}
+ONE |= {"fetch_seconds": 9.0, "cores": 8}
+PROCESSES = (
+    "one thread computes it: use worker_method='multiprocessing', or num_workers="
+)
+KINDS: dict[str, tuple[str, dict[str, Any], str]] = {
+    "a thread that computes": (
+        "thread",
+        {"fetch_cpu_seconds": 8.5},
+        f"{PROCESSES}3 if",
+    ),
+    "a thread that has no core at times": (
+        "thread",
+        {"fetch_cpu_seconds": 4.0, "core_wait_seconds": 4.0},
+        f"{PROCESSES}3 if",
+    ),
+    "a thread that waits for a disk": (
+        "thread",
+        {"fetch_cpu_seconds": 1.0},
+        "the work on a batch: use more workers, num_workers=3",
+    ),
+    "a process that computes": (
+        "multiprocessing",
+        {"fetch_cpu_seconds": 8.5},
+        "the work on a batch: use more workers, num_workers=3",
+    ),
+    "two threads that wait for the GIL": (
+        "thread",
+        {"num_workers": 2, "fetch_cpu_seconds": 4.5, "gil_wait_seconds": 4.0},
+        "threads waited for the GIL 44 % of their time: use worker_method='multi",
+    ),
+    "two threads that do not": (
+        "thread",
+        {"num_workers": 2, "fetch_cpu_seconds": 8.5},
+        "the work on a batch: use more workers, num_workers=3",
+    ),
+    "a thread on one core": (
+        "thread",
+        {"cores": 1, "fetch_cpu_seconds": 8.5},
+        "there are no cores for more workers: make samples cheaper",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_more_threads_are_advised_only_if_they_help(name: str) -> None:
+    method, figures, advice = KINDS[name]
+    options: Any = {"num_workers": 1, "worker_method": method}
+    loader = DataLoader([1], **options)
+    for each in (loader, iter(loader)):
+        found = LoaderStats(**{**ONE, **figures}, applied=applied_changes(each))
+        assert advice in found.verdict
+
+
 #: An argument, and figures in which the verdict recommends it.
 WORK = {"batches": 100, "busy_seconds": 1.0, "num_workers": 4, "cores": 4}
 WORK |= {"fetch_seconds": 3.0, "wait_seconds": 1.0, "fetch_cpu_seconds": 3.0}

@@ -287,6 +287,22 @@ def with_loader(record: Record, *applied: str, workers: int = 1) -> Record:
     return dataclasses.replace(record, loaders=({**loader, "applied": [*applied]},))
 
 
+@pytest.mark.parametrize(
+    ("applied", "cpu", "title"),
+    [
+        (["thread"], 8, "Use processes as workers: worker_method='multiprocessing'"),
+        (["thread"], 1, "Use more workers: num_workers=5"),
+        ([], 8, "Use more workers: num_workers=5"),
+    ],
+)
+def test_one_thread_that_computes_may_hold_the_gil(applied, cpu, title):
+    record = with_loader(steady(**SLOW, cpu=cpu * MS), *applied)
+    events = tuple(event for event in record.events if event.lane != "worker 1")
+    (found,) = advise(summary(dataclasses.replace(record, events=events)))
+    assert found.title == title
+    assert ("use num_workers=5" in found.text) == ("processes" in title)
+
+
 def ahead(record: Record) -> Record:
     """Return the same record with a prefetch thread over workers."""
     send = Event("prefetch", "scatter", 10 * MS, 11 * MS)
