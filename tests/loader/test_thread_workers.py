@@ -29,6 +29,7 @@ from pyparallel.transfer import debug
 from tests.support.loader import resumed
 from tests.support.loader.loader_sets import Making, Numbers, wait_for
 from tests.support.loader.resumed import Case, continued, uninterrupted
+from tests.support.processes import python_runs
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -608,3 +609,37 @@ def test_an_interrupt_leaves_a_loader_that_works() -> None:
                 pass
     timer.join()
     assert [int(each) for each in loader] == list(range(8))
+
+
+#: Prints the memory of a list of dicts, and at most beside it in epochs with threads.
+MEMORY = """
+import sys
+import torch
+from pyparallel import DataLoader
+
+def resident():
+    with open("/proc/self/smaps_rollup") as file:
+        return next(int(line.split()[1]) for line in file if line.startswith("Pss:"))
+
+def most(data, workers):
+    loader = DataLoader(
+        data, 1000, collate_fn=len, num_workers=workers, worker_method="thread"
+    )
+    return max(resident() for number, _ in enumerate(loader) if number % 40 == 1)
+
+most([{}] * 50_000, 8)  # what threads need without data
+before = resident()
+samples = range(400_000)
+data = [{"id": i, "text": f"the text of sample {i}", "size": [i]} for i in samples]
+own = resident() - before
+print(own, *(most(data, workers) - before for workers in (1, 2, 8)))
+"""
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/smaps_rollup"), reason="Linux alone")
+def test_threads_need_no_memory_for_the_samples_of_a_list() -> None:
+    done = python_runs.run(MEMORY, PYTHONWARNINGS="ignore")
+    assert done.returncode == 0, done.stderr
+    own, *found = map(int, done.stdout.split())
+    assert own > 150_000, "the list must be large beside the interpreter"
+    assert len(found) == 3 and max(found) <= 1.2 * own, (own, found)
