@@ -72,6 +72,12 @@ bool is_held(Hold hold, Py_ssize_t size) {
   return size == 0 && (hold == Hold::kItem || hold == Hold::kLast);
 }
 
+// How many items of a list are asked for ahead.
+constexpr Py_ssize_t kItemsAhead = 16;
+
+// Asks for the memory of an object that is visited later: it may be a cache miss.
+void fetch(PyObject* object) { __builtin_prefetch(object, /*rw=*/1); }
+
 void combine(size_t* seed, size_t value) {
   *seed = (*seed ^ value) * 1099511628211u;  // FNV-1a
 }
@@ -160,10 +166,12 @@ class Walk {
     if (depth >= kMaxDepth) return false;
     structure_.nodes_.push_back({kind, size});
     const Hold below = inside(hold, kind);
+    // No Python code runs in a walk, so the items stay.
+    PyObject* const* const all = PySequence_Fast_ITEMS(items);
+    for (Py_ssize_t i = 0; i < std::min(size, kItemsAhead); ++i) fetch(all[i]);
     for (Py_ssize_t i = 0; i < size; ++i) {
-      PyObject* item =
-          kind == Node::kList ? PyList_GET_ITEM(items, i) : PyTuple_GET_ITEM(items, i);
-      if (!visit(item, depth + 1, below)) return false;
+      if (i + kItemsAhead < size) fetch(all[i + kItemsAhead]);
+      if (!visit(all[i], depth + 1, below)) return false;
     }
     return true;
   }
@@ -176,6 +184,7 @@ class Walk {
     Py_ssize_t at = 0;
     for (size_t i = 0; i < size; ++i) {
       if (!PyDict_Next(dict, &at, &keys[i], &keys[size + i])) return false;
+      fetch(keys[size + i]);
     }
     size_t index = recent_[size % kNumRecent];
     if (index == SIZE_MAX || !are_same(structure_.keys_[index], keys, size)) {
