@@ -8,10 +8,9 @@ beside them follow it. Otherwise it is ``chunk_sizes``, or equal parts of each t
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -38,8 +37,7 @@ Where = Callable[[], str]
 _TENSOR = frozenset({torch.Tensor})
 
 
-@dataclass(frozen=True, slots=True)
-class Options:
+class Options(NamedTuple):
     """The checked options of a scatter."""
 
     num_targets: int
