@@ -263,6 +263,12 @@ void define_transfer(py::module_* module) {
               py::arg("dtype") = py::none());
   py::class_<ops::ReturnJob>(*module, "ReturnJob")
       .def_property_readonly("plan", &ops::ReturnJob::plan)
+      .def(
+          "pinned",
+          [](const ops::ReturnJob& self, int64_t nbytes) {
+            return result_unlocked([&] { return self.pinned(nbytes); });
+          },
+          py::arg("nbytes"))
       .def("run", &run_return, py::arg("host"), py::arg("stream"));
   module->def("prepare_return", &prepare_return, py::arg("leaves"),
               py::arg("most_leaf_nbytes"));

@@ -248,10 +248,12 @@ void BatchCopy::finish() {
 }
 
 std::vector<at::Tensor> BatchCopy::wait() const {
-  const std::unique_ptr<transfer::CallScope> scope = runtime_.scope(stream_);
   const c10::Stream stream = current_stream(stream_.device());
+  const bool is_other = stream != stream_;
+  const std::unique_ptr<transfer::CallScope> scope =
+      is_other ? runtime_.scope(stream_) : nullptr;
   event_->wait(stream);
-  if (stream != stream_) {
+  if (is_other) {
     std::vector<const at::Tensor*> blocks;
     for (const at::Tensor& block : blocks_) blocks.push_back(&block);
     runtime_.keep(blocks, stream);

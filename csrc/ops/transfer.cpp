@@ -374,6 +374,12 @@ ReturnJob::ReturnJob(TensorRefs leaves)
     leaves_->add(*leaves[i], plan_.leaves()[i]);
 }
 
+at::Tensor ReturnJob::pinned(int64_t nbytes) const {
+  const std::unique_ptr<transfer::CallScope> scope = runtime_.scope(home_);
+  const at::TensorOptions options = at::device(c10::kCPU).dtype(at::kByte);
+  return at::empty({nbytes}, options.pinned_memory(!home_.device().is_cpu()));
+}
+
 void ReturnJob::take_host(const at::Tensor& host) {
   const Where where{"ReturnJob.run", "host"};
   TORCH_CHECK_VALUE(leaves_.has_value(), "ReturnJob.run: the job must be new, but has ",

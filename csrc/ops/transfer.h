@@ -110,6 +110,8 @@ class ReturnJob {
   const SlabPlan& plan() const { return plan_; }
   // Returns true if the current stream is under capture. Needs no GIL.
   bool is_capturing() const { return runtime_.is_capturing(home_); }
+  // Returns memory of torch's host allocator for the result. Needs no GIL.
+  at::Tensor pinned(int64_t nbytes) const;
   // Sets the memory of the result. Needs the GIL.
   void take_host(const at::Tensor& host);
   // Packs the leaves on the current stream, and queues the copy on `other`, or behind

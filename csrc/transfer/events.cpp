@@ -1,15 +1,25 @@
 #include "transfer/events.h"
 
-#include <unistd.h>
+#include <pthread.h>
 
+#include <atomic>
 #include <new>
 #include <stdexcept>
 
 namespace pyparallel::transfer {
+namespace {
+
+// The forks between the process that loaded this module and this one. getpid() is a
+// call of the system, and one batch asks about ten times.
+std::atomic<int64_t> num_forks{0};
+[[maybe_unused]] const int counts_forks =
+    pthread_atfork(nullptr, nullptr, [] { ++num_forks; });
+
+}  // namespace
 
 RecordedEvent::~RecordedEvent() { events_->give(event_); }
 
-Events::Events(Runtime* runtime) : runtime_(runtime), pid_(getpid()) {}
+Events::Events(Runtime* runtime) : runtime_(runtime), forks_before_(num_forks) {}
 
 EventRef Events::record(const Stream& stream) {
   // Made first, so that the event is recycled even if the record fails.
@@ -19,7 +29,7 @@ EventRef Events::record(const Stream& stream) {
   return recorded;
 }
 
-bool Events::forked() const { return getpid() != pid_; }
+bool Events::forked() const { return num_forks != forks_before_; }
 
 void Events::check_usable() const {
   if (!forked()) return;

@@ -57,7 +57,7 @@ class Events {
   void give(const Event& event) noexcept;
 
   Runtime* runtime_;
-  int64_t pid_;
+  int64_t forks_before_;
   mutable std::mutex mutex_;
   std::map<int64_t, std::vector<Event>> idle_;  // by device
   int64_t num_created_ = 0;

@@ -720,6 +720,9 @@ class ReturnJob:
     def plan(self) -> SlabPlan:
         """The layout of the result."""
 
+    def pinned(self, nbytes: int) -> Tensor:
+        """Return a ``torch.uint8`` tensor of torch's pinned memory for the result."""
+
     def run(self, host: Tensor, stream: Any) -> RecordedEvent:
         """Pack the leaves on their device, and queue a copy of the slab to ``host``.
 

@@ -350,7 +350,11 @@ class TorchReturn(TorchDevice):
 
     def wait_on_host(self, event: Any) -> None:
         """Wait for the event alone, not for the device."""
-        event.synchronize()
+        if isinstance(event, backend.RecordedEvent):
+            event.synchronize()
+            return
+        with self.relaxed(event.device):
+            event.synchronize()
 
 
 class TorchFence:

@@ -67,16 +67,16 @@ class PackedHostCopy:
                     "replay."
                 )
         engine.keep_alive.release_done()
+        if job is not None:
+            self._run(job, snapshot)
+            return
         with api.relaxed(device):
-            if job is not None:
-                self._run(job, snapshot)
-            else:
-                self._start(leaves, home, snapshot)
+            self._start(leaves, home, snapshot)
 
     def _run(self, job: backend.ReturnJob, snapshot: bool) -> None:
         """Start the copy by the backend, whose allocator holds the slab."""
         self._plan = job.plan
-        self._host, is_pinned = host_slabs.take(self._plan.nbytes, self._api.pinned)
+        self._host, is_pinned = host_slabs.take(self._plan.nbytes, job.pinned)
         stream = self._api.copy_stream(self._device) if snapshot else None
         held = [] if is_pinned else [self._host]
         with span("pyparallel.pack"):
@@ -124,8 +124,7 @@ class PackedHostCopy:
     def wait(self) -> list[torch.Tensor]:
         """Return the tensors; the host waits for the copy."""
         if self._event is not None:
-            with self._api.relaxed(self._device):
-                self._api.wait_on_host(self._event)
+            self._api.wait_on_host(self._event)
             engine.keep_alive.release_done()
         views = backend.views(self._host, self._plan)
         if self._order is None:
