@@ -235,7 +235,7 @@ test-extension-%: $(V)/.deps
 		scripts/sanitizers.py $* $(V)/bin/python -m tests.support.fuzzing.fuzz \
 		--cases $(SANITIZED_CASES))
 
-mutations: $(V)/.built ## remove one protection at a time and check that a test fails; a long run
+mutations: $(V)/.built fake-cuda ## remove one protection at a time and check that a test fails; a long run
 	$(V)/bin/python scripts/mutations.py --cmake "$(CMAKE)" $(MUTATIONS)
 
 soak: $(V)/.built ## leaks over 10,000 batches; a network that fails; loaders with random faults for SOAK_MINUTES=30

@@ -25,6 +25,8 @@ FILES = tuple(
 )
 #: The mutations of one trap: groups of lines that follow one another.
 ENTRIES = re.compile(r"(?:^@@ .*\n(?:.+\n)+\n?)+", re.MULTILINE)
+#: The backend of tests that need the fake CUDA runtime.
+CUDA = "cuda"
 #: Tests that only read the sources.
 _READERS = "tests/project/test_csrc_rules.py"
 
@@ -41,7 +43,8 @@ class Mutation(NamedTuple):
             (``tests/csrc/test_x.cpp::test_y``), whose whole file runs. At least one
             must fail.
         sanitize: for C++ tests, ``-fsanitize=`` of their build; empty for none.
-        backend: for Python tests, the implementation that runs.
+        backend: for Python tests, the implementation that runs; `CUDA` is the native
+            one on the fake CUDA runtime.
         limit: seconds after which a test counts as hung.
     """
 
@@ -64,7 +67,7 @@ class Mutation(NamedTuple):
         """Whether the extension has to be compiled anew."""
         if self.is_native_test or all(test.startswith(_READERS) for test in self.tests):
             return False
-        return self.file.startswith("csrc/")
+        return self.file.startswith("csrc/") or self.backend == CUDA
 
 
 def parse(text: str) -> list[Mutation]:

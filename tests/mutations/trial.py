@@ -18,11 +18,13 @@ from itertools import groupby
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
-from tests.mutations.entry import ROOT, Mutation
+from tests.mutations.entry import CUDA, ROOT, Mutation
 
 NOTICED = ("fails", "hangs", "dies")
 _BUILD_SECONDS = 900.0
 _PAUSE = 0.02
+#: Options of pytest.
+PYTEST = ("-q", "-x", "--tb=no", "-p", "no:cacheprovider")
 
 
 class Outcome(NamedTuple):
@@ -130,6 +132,16 @@ def _be_pytest(
         os._exit(code)
 
 
+def _variables(root: Path, backend: str) -> dict[str, str]:
+    """Return the environment of tests."""
+    return {
+        "CI": "true",
+        "PYPARALLEL_BACKEND": backend,
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "PYTHONPATH": str(root),
+    }
+
+
 def judge(done: Done, by_pytest: bool) -> Outcome:
     """Return the outcome that the end of a test run means."""
     if done.code is None:
@@ -184,14 +196,17 @@ class Tree:
     def fill(self) -> None:
         """Copy the sources, and the extension, which is not among them."""
         subprocess.run([ROOT / "scripts" / "copy_tree", self.root], check=True)
-        backend = Path("pyparallel", "backend")
-        for suffix in ("so", "json"):
-            for path in (ROOT / backend).glob(f"_C.*.{suffix}"):
-                shutil.copy2(path, self.root / backend)
+        self._copy_extension()
         # Object files of these sources may lack a protection, even if a later run
         # compiled nothing, because this copy restores the old times of the sources.
         for file in self._files_tried():
             (self.root / file).touch()
+
+    def _copy_extension(self) -> None:
+        backend = Path("pyparallel", "backend")
+        for suffix in ("so", "json"):
+            for path in (ROOT / backend).glob(f"_C.*.{suffix}"):
+                shutil.copy2(path, self.root / backend)
 
     def _files_tried(self) -> set[str]:
         if not self._tried.exists():
@@ -200,13 +215,7 @@ class Tree:
 
     def pytest(self, tests: Iterable[str], backend: str, limit: float) -> Outcome:
         """Run Python tests to the first that fails."""
-        arguments = ["-q", "-x", "--tb=no", "-p", "no:cacheprovider", *tests]
-        variables = {
-            "CI": "true",
-            "PYPARALLEL_BACKEND": backend,
-            "PYTHONDONTWRITEBYTECODE": "1",
-            "PYTHONPATH": str(self.root),
-        }
+        arguments, variables = [*PYTEST, *tests], _variables(self.root, backend)
         if self._forks:
             done = fork_pytest(arguments, self.root, limit, **variables)
         else:
@@ -216,13 +225,15 @@ class Tree:
 
     def build_extension(self) -> str:
         """Compile the changed sources of the extension; return the error text."""
-        tools = Path(sys.executable).parent
+        return self._build(sys.executable, FORCE_ONLY_CPU="1")
+
+    def _build(self, python: str, **variables: str) -> str:
         done = execute(
-            [sys.executable, "setup.py", "-q", "build_ext", "--inplace"],
+            [python, "setup.py", "-q", "build_ext", "--inplace"],
             self.root,
             _BUILD_SECONDS,
-            FORCE_ONLY_CPU="1",
-            PATH=f"{tools}{os.pathsep}{os.environ.get('PATH', '')}",
+            PATH=f"{Path(python).parent}{os.pathsep}{os.environ.get('PATH', '')}",
+            **variables,
         )
         return "" if done.code == 0 else done.output[-2000:]
 
@@ -277,10 +288,42 @@ class Tree:
         return outcome._replace(seconds=round(time.monotonic() - started, 1))
 
 
+class CudaTree(Tree):
+    """A copy of the tree with kernels, whose tests run on the fake CUDA runtime.
+
+    It stays in ``build``, because the first build takes long. ``make fake-cuda`` makes
+    the environment and the runtime.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(ROOT / "build" / "cuda-mutations")
+        self._python = str(ROOT / ".venv-cuda" / "bin" / "python")
+
+    def _copy_extension(self) -> None:
+        """Keep the extension of the last run, which is compiled again."""
+
+    def pytest(self, tests: Iterable[str], backend: str, limit: float) -> Outcome:
+        """Run tests marked ``cuda`` to the first that fails."""
+        runtime = ROOT / "build" / "fakecuda" / "env.sh"
+        script = f'. {runtime} && exec "$0" -m pytest "$@"'
+        done = execute(
+            ["bash", "-c", script, self._python, *PYTEST, *tests],
+            self.root,
+            limit,
+            **_variables(self.root, "native"),
+        )
+        return judge(done, by_pytest=True)
+
+    def build_extension(self) -> str:
+        """Compile the changed sources of the extension; return the error text."""
+        return self._build(self._python, FORCE_CUDA="1", TORCH_CUDA_ARCH_LIST="9.0")
+
+
 def kind_of(mutation: Mutation) -> tuple[Any, ...]:
     """Return a key that is equal for mutations whose tests can run together."""
     return (
-        mutation.needs_extension,  # last: each changes the extension
+        mutation.backend == CUDA,  # last: these have a tree of their own
+        mutation.needs_extension,  # then: each changes the extension
         mutation.is_native_test,
         mutation.sanitize,
         mutation.backend,
@@ -298,6 +341,9 @@ def run(
     outcomes = {}
     for _, group in groupby(sorted(mutations, key=kind_of), kind_of):
         alike = list(group)
+        if alike[0].backend == CUDA:
+            tree = CudaTree()
+            tree.fill()
         tests = dict.fromkeys(test for each in alike for test in each.tests)
         limit = max(each.limit for each in alike) * len(alike)
         before = tree.test(alike[0]._replace(limit=limit), tests)

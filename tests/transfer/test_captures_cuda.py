@@ -28,7 +28,7 @@ from pyparallel import (
 )
 from pyparallel.shm import pinning
 from pyparallel.shm.ring import FREE, PARENT, Ring
-from pyparallel.transfer import to_device
+from pyparallel.transfer import _cudart, to_device
 from pyparallel.transfer.device import torch_return
 from pyparallel.transfer.to_device import MixedCopy
 from tests.support.devices import fake_cuda
@@ -256,14 +256,52 @@ def test_no_stream_of_the_pool_is_the_copy_stream(api: Any) -> None:
 
 
 @pytest.mark.fake_cuda  # lists the calls
-def test_a_batch_sets_the_capture_mode_only_a_few_times() -> None:
-    batch = [torch.ones(5)] * 20
+@pytest.mark.parametrize(
+    "call, most",
+    [
+        (lambda _, leaves: scatter(leaves, [device()]), 4),
+        (lambda there, _: to_host(there), 10),
+        (lambda there, _: start_to_host(there).get(), 10),
+    ],
+    ids=["scatter", "to_host", "start_to_host"],
+)
+def test_a_batch_sets_the_capture_mode_only_a_few_times(call: Any, most: int) -> None:
+    leaves = [torch.ones(5)] * 20
+    there = [leaf.to(device()) for leaf in leaves]
     for _ in range(3):
-        scatter(batch, [device()])
+        call(there, leaves)
         torch.cuda.synchronize()
     with fake_cuda.calls() as calls:
-        scatter(batch, [device()])
-    assert calls.count("cudaThreadExchangeStreamCaptureMode") <= 6
+        call(there, leaves)
+    print(calls)
+    assert calls.count("cudaThreadExchangeStreamCaptureMode") <= most
+
+
+@pytest.mark.fake_cuda  # lists the calls
+def test_calls_in_a_relaxed_block_keep_its_mode() -> None:
+    event = backend.Runtime("cuda").record(torch.cuda.current_stream())
+    with to_device.torch_device.relaxed(device()), fake_cuda.calls() as calls:
+        event.is_done()
+    assert "cudaThreadExchangeStreamCaptureMode" not in calls
+
+
+@pytest.mark.fake_cuda  # exchanges the mode as other code does
+def test_a_mode_that_other_code_has_set_ends_with_that_code() -> None:
+    """Later calls of the thread must set the mode again."""
+    event = backend.Runtime("cuda").record(torch.cuda.current_stream())
+    other = _cudart.load()
+    assert other is not None
+
+    def work() -> None:
+        before = other.exchange_capture_mode(2, 0)
+        with to_device.torch_device.relaxed(device()):
+            event.is_done()
+        other.exchange_capture_mode(before, 0)
+        with fake_cuda.calls() as calls:
+            event.is_done()
+        assert calls.count("cudaThreadExchangeStreamCaptureMode") == 2
+
+    in_thread(work)
 
 
 # ----------------------------------------------------------------------------- errors
@@ -339,7 +377,7 @@ import torch
 from pyparallel import scatter, start_to_host, to_host
 from pyparallel.shm import pinning
 from pyparallel.shm.ring import Ring
-from pyparallel.transfer import to_device
+from pyparallel.transfer import _cudart, to_device
 
 second = torch.device("cuda", 1)
 torch.cuda.set_device(second)
