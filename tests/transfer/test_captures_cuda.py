@@ -273,7 +273,6 @@ def test_a_batch_sets_the_capture_mode_only_a_few_times(call: Any, most: int) ->
         torch.cuda.synchronize()
     with fake_cuda.calls() as calls:
         call(there, leaves)
-    print(calls)
     assert calls.count("cudaThreadExchangeStreamCaptureMode") <= most
 
 
