@@ -73,17 +73,17 @@ def start_copy(
     """
     on_host = target is None or target.type == "cpu"
     is_simple = are_only_tensors(set(map(type, leaves)) if classes is None else classes)
-    if (
+    is_compact = (
         is_simple
-        and static is None
         and on_host
         and dtype is None
-        and backend.are_compact(parts, on_cpu=target is not None)
-    ):
+        and backend.are_compact(parts, on_cpu=target is not None or static is not None)
+    )
+    if is_compact and static is None:
         return lambda: list(parts)
     if target is None and static is None and dtype is None:
         return lambda: _keep(leaves, parts, name)
-    if dtype is not None or on_host:
+    if dtype is not None or (on_host and not is_compact):
         for i, (leaf, part) in enumerate(zip(leaves, parts, strict=True)):
             if _moves(leaf):  # tensors that are packed for a device are checked there
                 check_memory(part, partial(name, i))

@@ -12,7 +12,7 @@ import torch
 from torch.nn.utils.rnn import pack_sequence
 
 from pyparallel import DataContainer as DC
-from pyparallel import scatter
+from pyparallel import StaticBatches, scatter
 from pyparallel.mmcv._functions import Scatter
 
 pytestmark = pytest.mark.asan
@@ -138,3 +138,16 @@ def test_the_old_function_calls_strangers_unknown():
     )
     with pytest.raises(TypeError, match=f"^{re.escape(message)}$"):
         Scatter.forward([-1], [{"a": 1}])
+
+
+def test_freed_memory_is_named_before_a_static_slab_changes():
+    static = StaticBatches()
+    (first,) = scatter([torch.ones(6)], "cpu", out=static)
+    rest = torch.ones(8)[2:]
+    rest.untyped_storage().resize_(16)
+    message = (
+        "inputs[0] must lie within its storage, but needs 32 bytes where 16 are left. "
+        "Use it before its storage is resized."
+    )
+    check(ValueError, message, [rest], "cpu", out=static)
+    assert first[0].tolist() == [1] * 6
