@@ -79,7 +79,10 @@ class Channel:
         if descriptors or len(tail) <= _SMALL_NBYTES:
             parts = [b"".join(parts)]
             if not descriptors and not self._unsent:  # one call is enough for most
-                parts = [parts[0][self._write(parts[0]) :]]
+                rest = parts[0][self._write(parts[0]) :]
+                if not rest:
+                    return
+                parts = [rest]
         # Copies, because the caller may change its memory.
         views = [memoryview(bytes(part)) for part in parts if part]
         for first in range(0, len(descriptors), _MAX_DESCRIPTORS):
