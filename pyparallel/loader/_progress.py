@@ -64,6 +64,9 @@ class Progress:
         seeds_samples: whether each sample has its own random states, or the function
             that gets its seed.
         base_seed: the base seed of the workers.
+        program_draws: whether only the program draws from the global random states
+            after the start of the epoch, because the sampler is one of torch's, or of
+            this package.
         finished: the epoch has ended.
         failed: a batch of the epoch raised an exception.
         epochs_seen: the numbers of ``set_epoch`` when the epoch began or ended.
@@ -124,8 +127,7 @@ class Progress:
         self._random_at_end: dict[str, Any] | None = None
         self._continued = loader._loaded is not None
         self._has_workers = loader.num_workers > 0
-        # Whether only the program draws from the global random states after the start.
-        self._program_draws = self._has_workers and (
+        self.program_draws = self._has_workers and (
             self._iterable or draws_at_start(self._sampler)
         )
         if self._continued:
@@ -420,7 +422,7 @@ class Progress:
             },
         }
         generators = {name: g.get_state() for name, g in self._generators.items()}
-        shared = None if self._program_draws else _random_state.raw_states()
+        shared = None if self.program_draws else _random_state.raw_states()
         errors = self.errors, len(self.errors)
         return partial(self._state_at, found, errors, shared, generators)
 

@@ -116,7 +116,7 @@ class Epoch(LoaderIter):
         drawn = torch.empty((), dtype=torch.int64).random_(generator=loader.generator)
         self._base_seed: Any = progress.choose_base_seed(int(drawn))
         self._epoch = 0
-        self.stop_if(None)
+        self._is_stopped = _never
         self._stale = [0] * max(count, 1)
         self._window: deque[_Pending] = deque()
         self._prepare_ring(loader)
@@ -252,6 +252,8 @@ class Epoch(LoaderIter):
         worker = self._choose_worker()
         if worker is None:
             return
+        if not self._progress.program_draws:  # the sampler may wait for the loop
+            self._pool.on_wait()
         try:
             task = next(self._sampler_iter)
         except StopIteration:
@@ -307,6 +309,7 @@ class Epoch(LoaderIter):
         if self._pin_memory and (facts is None or not facts.is_pinned):
             # In this thread, unlike torch: few batches are outside of a pinned ring.
             # Without such a ring, a `PreDataLoader` pins them during the step.
+            self._pool.on_wait()
             with relaxed_here():  # beside a graph capture of another thread
                 return pin_memory(answer.value, self._pin_memory_device)
         return answer.value
@@ -350,6 +353,7 @@ class Epoch(LoaderIter):
 
         No task is pending, so this is the work of `_next_answer` in less time.
         """
+        self._pool.on_wait()
         while not self._drawn_all:
             try:
                 task = next(self._sampler_iter)
@@ -582,12 +586,21 @@ class Epoch(LoaderIter):
         """The number of batches that have passed, by torch's name."""
         return self._num_passed
 
-    def stop_if(self, is_stopped: Callable[[], bool] | None) -> None:
-        """Let waits raise `Stopped` if a function returns True, None to undo it."""
-        self._is_stopped = is_stopped or _never
+    def attend(
+        self,
+        is_stopped: Callable[[], bool] = _never,
+        on_wait: Callable[[], object] = bool,
+    ) -> None:
+        """Set functions for `next`. Without arguments, none.
+
+        Args:
+            is_stopped: waits raise `Stopped` if it returns True.
+            on_wait: called before `next` waits, or runs code that may wait.
+        """
+        self._is_stopped, self._pool.on_wait = is_stopped, on_wait
 
     def wake(self) -> None:
-        """Let a wait in another thread ask the function of `stop_if` again."""
+        """Let a wait in another thread ask the function of `attend` again."""
         self._pool.wake()
 
     def has_lost_worker(self) -> bool:
@@ -606,6 +619,7 @@ class Epoch(LoaderIter):
             return  # or the workers belong to the parent of this fork
         self._is_closed = True
         if self._pool is not None:
+            self._pool.on_wait()
             self._pool.close()
         self._receiver.threads.pop(id(self), None)
         # A thread may still write into its slab, and frees it after that.

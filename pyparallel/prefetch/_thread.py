@@ -38,6 +38,8 @@ STOP_SECONDS = 1.0
 EXIT_SECONDS = 5.0
 #: Seconds after which `stop` ends workers that are still making a batch.
 WORKER_SECONDS = 0.5
+#: Seconds of a copy for which the consumer of the batch before it may wait.
+SHORT_SECONDS = 2e-4
 _TOO_LATE = (
     "PreDataLoader: an epoch must start before the interpreter exits, but it is "
     "exiting. Iterate over the loader itself."
@@ -170,7 +172,7 @@ class PrefetchThread:
             self.source, self.workers = source, TorchWorkers(source)
             self.changed.notify_all()
         if isinstance(source, Epoch):
-            source.stop_if(lambda: self.stopping)
+            source.attend(lambda: self.stopping, self.tell)
         self.workers.watch(lambda: self.stopping)
 
     def wait_for_room(self) -> bool:
@@ -178,15 +180,27 @@ class PrefetchThread:
         with self.changed:
             while not self.stopping and len(self.items) >= self.options.queue_size:
                 self.set_activity("waiting for the consumer")
+                self.tell()
                 self.changed.wait()
             return not self.stopping
 
-    def put(self, item: QueueItem) -> None:
-        """Queue an item, unless the pass is stopping."""
+    def put(self, item: QueueItem, *, tells: bool = True) -> None:
+        """Queue an item, unless the pass is stopping.
+
+        Note: [wakeups]. Waking the consumer for each tiny batch would cost more than
+        the batch. So batches that are there at the same time share one call of `tell`,
+        which follows before the thread waits, or runs code of the user.
+        """
         with self.changed:
             if not self.stopping:
                 self.items.append(item)
-                self.changed.notify_all()
+                if tells:
+                    self.tell()
+
+    def tell(self) -> None:
+        """Wake the consumer."""
+        with self.changed:
+            self.changed.notify_all()
 
 
 def stop(prefetch_thread: PrefetchThread, seconds: float = STOP_SECONDS) -> None:
@@ -278,7 +292,7 @@ def _release(prefetch_thread: PrefetchThread) -> None:
     """End the iterator, also in the middle of its epoch."""
     source = prefetch_thread.source
     if isinstance(source, Epoch):
-        source.stop_if(None)
+        source.attend()
     # Otherwise it is the user's iterator, which may be used elsewhere.
     if source is not prefetch_thread.options.loader:
         end = getattr(source, "_shutdown_workers", getattr(source, "close", None))
@@ -313,7 +327,7 @@ def _produce(prefetch_thread: PrefetchThread) -> None:
     prefetch_thread.end_reading = read_ahead(source)
     prefetch_thread.start_state = loader_state(loader)
     prefetch_thread.begun.set()
-    num_batches = 0
+    tells, copied, num_batches = not isinstance(source, Epoch), 0.0, 0
     while prefetch_thread.wait_for_room():
         prefetch_thread.set_activity("next(loader)")
         start = time.perf_counter()
@@ -328,10 +342,12 @@ def _produce(prefetch_thread: PrefetchThread) -> None:
         fetched = time.perf_counter()
         state = loader_state(loader)
         prefetch_thread.set_activity("the copy or the transform")
+        if copied > SHORT_SECONDS or options.device_stage.transform is not None:
+            prefetch_thread.tell()
         get_batch, nbytes = options.device_stage.start(batch)
         copied = time.perf_counter() - fetched
         meter.add(load_seconds=fetched - start, copy_seconds=copied, nbytes=nbytes)
-        prefetch_thread.put(QueueItem(get_batch, state=state))
+        prefetch_thread.put(QueueItem(get_batch, state=state), tells=tells)
         num_batches += 1
         del batch, get_batch, state  # only the consumer keeps the batch alive
 

@@ -72,7 +72,7 @@ class DeviceStage:
     ) -> None:
         self.device = device
         self._static = static
-        self._transform = transform
+        self.transform = transform
         if api is None and device is not None and device.type != "cpu":
             api = torch_device if has_streams(device) else None
         self._api = api
@@ -106,9 +106,9 @@ class DeviceStage:
         skeleton = TensorSkeleton(batch, lambda tensor: tensor.device != device)
         check_data(skeleton.tensors, batch, "PreDataLoader: batch")
         nbytes = skeleton.nbytes
-        if self._transform is not None:
+        if self.transform is not None:
             return self._transformed(
-                skeleton, self._transform, device, self._api
+                skeleton, self.transform, device, self._api
             ), nbytes
         if not skeleton.tensors:
             return (lambda: batch), 0
@@ -145,9 +145,9 @@ class DeviceStage:
             with span("pyparallel.send"):
                 moved = map_tensors(to, batch)
             batch = moved if is_moved else batch
-        if self._transform is not None:
+        if self.transform is not None:
             with span("pyparallel.transform"):
-                batch = self._transform(batch)
+                batch = self.transform(batch)
         return (lambda: batch), nbytes
 
     def _transformed(

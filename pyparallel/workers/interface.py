@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 
@@ -68,10 +68,12 @@ class Workers:
         processes: the processes, of `multiprocessing`. Empty without processes.
         is_whole: whether an interrupt would lose nothing now. The caller sets it to
             False for its calls. `receive` sets it to True during a wait.
+        on_wait: called before `receive` has to wait.
     """
 
     packs: bool = False
     is_whole: bool = True
+    on_wait: Callable[[], object] = bool
     processes: list[Any]
 
     def send(self, worker: int, task: Any) -> None:

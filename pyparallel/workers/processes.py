@@ -223,6 +223,7 @@ class ProcessWorkers(Workers):
     def _wait(self, seconds: float) -> None:
         """Wait until a worker answers or ends. Read and write all that is possible."""
         found, self.is_whole = self.is_whole, True
+        self.on_wait()
         events = self._poll.poll(seconds * 1000)
         self.is_whole = found
         for descriptor, event in events:

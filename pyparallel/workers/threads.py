@@ -163,6 +163,7 @@ class ThreadWorkers(Workers):
         if left <= 0:
             raise TimeoutError
         self.is_whole = True
+        self.on_wait()
         with contextlib.suppress(Empty):
             self._tokens.get(timeout=left)
         self.is_whole = False

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import multiprocessing
 import random
 import re
 import threading
@@ -53,6 +54,73 @@ def test_no_more_than_queue_size_batches_are_fetched_ahead() -> None:
         assert gate.asked == 4  # one returned, three in the queue
         assert next(it) == 1
         until(lambda: gate.asked == 5)
+
+
+class Meeting:
+    """Lets code of a pass wait until its loop has received the first batch."""
+
+    def __init__(self) -> None:
+        self.event = multiprocessing.get_context("fork").Event()
+
+    def __call__(self) -> None:
+        assert self.event.wait(20), "the loop did not receive the first batch"
+
+
+class Met(torch.utils.data.Dataset[int]):
+    """Numbers. Those after the first one wait for the meeting, if there is one."""
+
+    def __init__(self, meeting: Meeting | None) -> None:
+        self.meeting = meeting
+
+    def __len__(self) -> int:
+        return 12
+
+    def __getitem__(self, index: int) -> int:
+        if not index:
+            time.sleep(0.2)  # the loop waits
+        elif self.meeting is not None:
+            self.meeting()
+        return index
+
+
+class MetSampler(torch.utils.data.Sampler[int]):
+    """Numbers. It waits for the meeting while `next` returns the second batch."""
+
+    def __init__(self, meeting: Meeting, num_ahead: int) -> None:
+        self.meeting, self.num_ahead = meeting, num_ahead
+
+    def __iter__(self) -> Iterator[int]:
+        yield from range(self.num_ahead)
+        time.sleep(0.2)  # the second batch arrives
+        yield self.num_ahead
+        self.meeting()
+        yield from range(self.num_ahead + 1, 12)
+
+
+@pytest.mark.parametrize("kind", ["multiprocessing", "thread", "inline"])
+@pytest.mark.parametrize("place", ["dataset", "sampler", "transform"])
+def test_no_batch_waits_for_code_of_the_user(place: str, kind: str) -> None:
+    meeting = Meeting()
+    options: dict[str, Any] = {"batch_size": None}
+    if kind != "inline":
+        options |= {"num_workers": 2, "worker_method": kind}
+    if kind == "multiprocessing":
+        options |= {"multiprocessing_context": "fork"}
+    dataset = Met(meeting if place == "dataset" else None)
+    if place == "sampler":
+        options["sampler"] = MetSampler(meeting, 4 if "num_workers" in options else 0)
+
+    def transform(batch: int) -> int:
+        if batch and place == "transform":
+            meeting()
+        return batch
+
+    loader = pyparallel.DataLoader(dataset, **options)
+    with passes(loader, transform=transform if place == "transform" else None) as pre:
+        batches = iter(pre)
+        first = next(batches)
+        meeting.event.set()
+        assert [first, *batches] == list(range(12))
 
 
 # The interface beside iteration.
