@@ -96,7 +96,7 @@ PYTEST := -m pytest -q -r fE -n $(PYTEST_JOBS) --dist loadfile --no-loadscope-re
 
 .DELETE_ON_ERROR:
 .PHONY: help test test-all test-matrix test-newest test-native test-python test-core test-busy test-asan test-tsan \
-	test-valgrind test-peers fuzz fuzz-core fuzz-corpus mutations soak wheel docs lint \
+	test-valgrind test-peers test-ray fuzz fuzz-core fuzz-corpus mutations soak wheel docs lint \
 	lint-python lint-prose lint-types lint-cpp lint-workflows bench bench-loader demo ahead peers \
 	cuda-build fake-cuda gpu-check gpu-bundle wheels release-check clean
 
@@ -304,7 +304,16 @@ peers: $(VPEER)/.deps $(V)/.built ## an environment with mmcv 1.7.2, mmengine, t
 
 test-peers: peers ## the comparison with mmcv, mmengine and torchdata, the benchmark; a skipped test fails
 	PYPARALLEL_BACKEND=native PYPARALLEL_NO_SKIP=1 \
-		$(VPEER)/bin/python $(PYTEST) -m "peers or also_peers" $(PYTEST_ARGS)
+		$(VPEER)/bin/python $(PYTEST) -m "(peers or also_peers) and not ray" $(PYTEST_ARGS)
+
+$(VPEER)/.ray: $(VPEER)/.deps
+	$(VPEER)/bin/python $(PIP) "ray[train]>=2.60,<3"
+	touch $@
+
+# Each program starts a cluster of about 20 processes.
+test-ray: $(VPEER)/.ray $(V)/.built ## the examples with Ray, on a local cluster; some minutes
+	PYPARALLEL_BACKEND=native PYPARALLEL_NO_SKIP=1 \
+		$(VPEER)/bin/python -m pytest -q -m ray $(PYTEST_ARGS)
 
 bench: peers ## run the benchmarks; write JSON and tables to benchmarks/results, the charts, the tables of README.md
 	$(VPEER)/bin/python -m benchmarks $(BENCH_ARGS)

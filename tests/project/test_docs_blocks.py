@@ -63,6 +63,12 @@ model, gan = Net(), Gan()
 critic = torch.optim.SGD(gan.critic.parameters(), lr=0.1)
 optim_wrapper_dict = OptimWrapperDict(critic=OptimWrapper(critic))
 """,
+    "docs/many-machines.md": """
+import numpy
+import torch
+dataset = [{"tokens": torch.ones(2 + i % 7)} for i in range(40)]
+numpy.save("sizes.npy", numpy.array([len(x["tokens"]) for x in dataset], "int32"))
+""",
     "docs/profile-command.md": """
 import sys
 sys.argv = ["train.py", "--pictures", "16", "--blurs", "1"]
