@@ -129,7 +129,15 @@ $(VPEER)/.others: Makefile
 	$(VPEER)/bin/python $(PIP) $(TOOLS)
 	$(VPEER)/bin/python $(PIP) $(TORCH_PIP) "$(TORCH)" numpy mmengine==0.10.7 torchdata==0.11.0 \
 		"accelerate>=1.2,<2" "lightning>=2.4,<3" "transformers>=5,<6" \
-		"albumentations>=2,<3" "monai>=1.4,<2" "uv>=0.9,<1"
+		"albumentations>=2,<3" "monai>=1.4,<2" "uv>=0.9,<1" \
+		"torch_geometric>=2.6,<3" "torchio>=1,<2" "skorch>=1.2,<2" "pytorch-ignite>=0.5,<1" \
+		"hyperpyyaml>=1.2,<2" "sentencepiece>=0.2,<1" "soundfile>=0.12,<1" "pandas>=2,<4" \
+		"fastprogress>=1,<2" "fastdownload>=0.0.7,<1" "fasttransform>=0.0.2,<1" \
+		"python-fasthtml>=0.12,<1"
+# Without torchvision and the compiled half of torchaudio, which need the build of torch for
+# CUDA. The loaders need neither.
+	$(VPEER)/bin/python $(PIP) --no-deps "fastai>=2.8,<3" "speechbrain>=1.1,<2" "torchaudio>=2.11,<3"
+	rm -f $(VPEER)/lib/python*/site-packages/torchaudio/lib/*.so
 	$(VPEER)/bin/python $(PIP) --no-build-isolation mmcv==1.7.2
 # Both require an OpenCV that needs display libraries; the headless one is sufficient.
 	$(VPEER)/bin/python -m pip uninstall -q -y opencv-python
@@ -300,7 +308,7 @@ lint-workflows: $(V)/.deps
 
 # ------------------------------------------------------------- beside the peers
 # Both environments use the extension in the tree: they have the same torch and Python.
-peers: $(VPEER)/.deps $(V)/.built ## an environment with mmcv 1.7.2, mmengine, torchdata, accelerate, Lightning, transformers, albumentations, MONAI and the benchmark's packages
+peers: $(VPEER)/.deps $(V)/.built ## an environment with mmcv 1.7.2, mmengine, torchdata, accelerate, Lightning, transformers, albumentations, MONAI, other frameworks and the benchmark's packages
 
 test-peers: peers ## the comparison with mmcv, mmengine and torchdata, the benchmark; a skipped test fails
 	PYPARALLEL_BACKEND=native PYPARALLEL_NO_SKIP=1 \

@@ -10,6 +10,7 @@ indices.
 from __future__ import annotations
 
 import copy
+import itertools
 import threading
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -300,6 +301,29 @@ class Progress:
         if self._has_workers or self.samples is not None:
             return map(self._make_task, self.order)
         return self.order  # the indices are the tasks
+
+    def pass_over(self, loader: Loader) -> None:
+        """Continue at the position of a checkpoint of SpeechBrain.
+
+        Its ``SaveableDataLoader``, as another base of the loader, has the number of
+        batches in an attribute, which SpeechBrain's patch of torch's iterators reads.
+
+        Raises:
+            RuntimeError: the sampler has fewer batches.
+        """
+        count = vars(loader).get("_speechbrain_recovery_skip_to")
+        if count is None or self.order is None:
+            return
+        vars(loader)["_speechbrain_recovery_skip_to"] = None
+        found = sum(1 for _ in itertools.islice(self.order, count))
+        if found < count:
+            raise RuntimeError(
+                f"DataLoader: the sampler must have at least {count} batches, the "
+                "position in the checkpoint of SpeechBrain, but has "
+                f"{found}. Load the checkpoint of the same data and batch size."
+            )
+        self.num_delivered = self._num_before = count
+        self.order.drop_states(count)
 
     def choose_base_seed(self, drawn: int) -> int:
         """Return the base seed of the workers: the restored one, or the one drawn."""

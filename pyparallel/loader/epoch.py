@@ -233,6 +233,7 @@ class Epoch(LoaderIter):
 
     def _begin(self, loader: Loader, first_worker: int) -> None:
         self._sampler_iter = self._progress.indices()
+        self._progress.pass_over(loader)
         self._IterableDataset_len_called = vars(loader)["_IterableDataset_len_called"]
         self._turn = first_worker
         self._active = [True] * max(self._num_workers, 1)

@@ -265,3 +265,30 @@ def test_a_loader_is_no_dataset(make: Any, loader: Any) -> None:
             "pyparallel.DataLoader."
         )
     assert numbers(Wrapper(PreDataLoader(DataLoader([1, 2], 2)))) == [[1, 2]]
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_the_position_of_speechbrain_is_that_of_the_next_epoch(
+    num_workers: int,
+) -> None:
+    def at(position: int) -> Any:
+        loader: Any = DataLoader(range(6), 2, num_workers=num_workers)
+        loader._speechbrain_recovery_skip_to = position  # set by its checkpoint
+        return loader
+
+    assert numbers(at(0)) == [[0, 1], [2, 3], [4, 5]]
+    loader = at(1)
+    batches = iter(loader)
+    next(batches)
+    again: Any = DataLoader(range(6), 2, num_workers=num_workers)
+    again.load_state_dict(loader.state_dict())
+    assert numbers(again) == numbers(batches) == [[4, 5]]
+    assert numbers(loader) == [[0, 1], [2, 3], [4, 5]]
+    assert numbers(at(3)) == []
+    with pytest.raises(RuntimeError) as caught:
+        iter(at(4))
+    assert str(caught.value) == (
+        "DataLoader: the sampler must have at least 4 batches, the position in the "
+        "checkpoint of SpeechBrain, but has 3. Load the checkpoint of the same data "
+        "and batch size."
+    )
