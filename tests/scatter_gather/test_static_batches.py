@@ -121,11 +121,12 @@ def test_a_batch_lives_until_its_slab_is_filled_again(
 ) -> None:
     batches = [{"x": torch.full((4,), k), "y": torch.tensor(k)} for k in range(7)]
     held: list[Any] = []
+    pointers = []
     for k, batch in enumerate(entry(batches, device, StaticBatches(num_slabs))):
         held.append(batch)
+        pointers.append(batch["x"].data_ptr())
         for back in range(min(num_slabs, k + 1)):
             assert held[k - back]["x"].tolist() == [k - back] * 4
-    pointers = [batch["x"].data_ptr() for batch in held]
     assert pointers == [pointers[k % num_slabs] for k in range(7)]
     assert len(set(pointers)) == num_slabs
 
