@@ -256,11 +256,11 @@ KEEP_ITERATOR = "Make the iterator once: next(iter(loader)) starts the loader an
 KEEP_LOADER = "Make the loader once, before the loop"
 
 
-def restart(kind, make):
-    """Run 40 steps that begin an iterator each, unless ``kind`` follows the advice."""
+def restart(kind, make, steps):
+    """Run steps that begin an iterator each, unless ``kind`` follows the advice."""
     loader, data = make(list(range(80))), list(range(80))
     batches = iter(make(data) if kind == "one iterator" else ())
-    for _ in range(40):
+    for _ in range(steps):
         if kind == "next(iter(loader))":
             next(iter(loader))
         elif kind == "break":
@@ -307,7 +307,7 @@ def test_a_loop_that_starts_its_loader_anew_is_told_so(
 ):
     steps = 6 if workers else 30
     with pyparallel.profile(tmp_path, steps=steps, warmup=1):
-        restart(kind, lambda data: make(data, 2))
+        restart(kind, lambda data: make(data, 2), steps + 10)
     found = seen(tmp_path)
     assert len(found.steps) == steps
     titles = [advice.title for advice in advise(found)]
