@@ -7,6 +7,7 @@ import json
 import os
 import re
 import sys
+import sysconfig
 import time
 from contextlib import redirect_stdout
 from pathlib import Path
@@ -80,6 +81,27 @@ def others(monkeypatch, tmp_path):
 
     monkeypatch.syspath_prepend(str(tmp_path))
     return install
+
+
+@pytest.mark.parametrize(
+    ("configured", "in_sys", "expected"),
+    [
+        (None, None, (False, True)),  # Python 3.12 and older
+        (0, True, (False, True)),
+        (1, True, (True, True)),  # an import has enabled the GIL
+        (1, False, (True, False)),
+    ],
+)
+def test_the_doctor_names_a_free_threaded_python(
+    monkeypatch, configured, in_sys, expected
+):
+    monkeypatch.setitem(sysconfig.get_config_vars(), "Py_GIL_DISABLED", configured)
+    if in_sys is None:
+        monkeypatch.delattr(sys, "_is_gil_enabled", raising=False)
+    else:
+        monkeypatch.setattr(sys, "_is_gil_enabled", lambda: in_sys, raising=False)
+    versions = found()["versions"]
+    assert (versions["free_threaded"], versions["gil_enabled"]) == expected
 
 
 # --------------------------------------------------------------------- the two forms

@@ -155,6 +155,14 @@ def test_no_memory_is_write_combined():
         assert "writecombined" not in without_comments(path).lower(), path
 
 
+def test_the_extension_does_not_declare_that_it_needs_no_gil():
+    """No free-threaded Python has run its tests: docs/threads.md."""
+    for path in SOURCES:
+        assert "gil_not_used" not in without_comments(path).lower(), path
+    page = (ROOT / "docs" / "threads.md").read_text(encoding="utf-8")
+    assert "does not declare `Py_MOD_GIL_NOT_USED`" in page
+
+
 def virtual_functions(header: str, struct: str) -> set[str]:
     """Return the virtual functions of a struct of torch, without its destructor."""
     text = (TORCH_HEADERS / header).read_text(encoding="utf-8")
