@@ -23,8 +23,9 @@ from .in_process import first_batch
 
 try:
     from PIL import Image
-except ImportError:
+except ImportError as error:
     Image = None  # type: ignore[assignment]  # the stubs name a module
+    peers.ABSENT["Pillow"] = str(error)
 
 try:
     import cv2
@@ -48,6 +49,8 @@ except ImportError as error:
 PROCESSES, BY_TORCH = "our processes", "torch's processes"
 NODES = "torchdata's nodes, threads"
 SPDL = "SPDL, threads"
+#: The packages of these contenders and their samples, by their names in `peers.ABSENT`.
+_PACKAGES = ("Pillow", "OpenCV", "SPDL", "torchdata")
 _BATCH = 8
 
 
@@ -131,7 +134,7 @@ def cases(quick: bool) -> list[Comparison]:
             f"threads: {name}",
             "fields",
             f"{_BATCH} samples in a batch, padded by pad_stack; 2 workers, an epoch",
-            partial(_contenders, Coded(*about, num), "fork", True, _drop_each),
+            partial(_contenders, Coded(*about, num), "fork", True, _drop_each, quick),
             # The GIL serializes pure Python: this is a loss.
             [] if "Python" in name else [Goal(BY_TORCH, 1), Goal(PROCESSES, 1)],
         )
@@ -145,7 +148,7 @@ def cases(quick: bool) -> list[Comparison]:
             f"threads: first batch, processes by {method}",
             "fields",
             "from iter() to the first batch; 2 workers",
-            partial(_contenders, start, method, False, first_batch),
+            partial(_contenders, start, method, False, first_batch, quick),
             [] if quick else [Goal(BY_TORCH, 10), Goal(PROCESSES, 10)],
         ),
     ]
@@ -159,9 +162,16 @@ def _contenders(
     method: str,
     persistent: bool,
     run: Callable[[Any], float],
+    quick: bool,
     clock: Counted,
 ) -> list[Any]:
-    """Return threads with both backends, and processes of both loaders."""
+    """Return threads with both backends, processes of both loaders, and the peers."""
+    missing = {name: peers.ABSENT[name] for name in _PACKAGES if name in peers.ABSENT}
+    if missing and not quick:
+        raise RuntimeError(
+            "benchmarks.loader: the cases of threads must compare all contenders, but "
+            f"these are missing: {missing}. Run: make peers"
+        )
 
     def loader(kind: Any, **options: Any) -> Callable[[], Any]:
         options.update(num_workers=2, persistent_workers=persistent)
