@@ -41,6 +41,7 @@ from pyparallel import (
     SizeBatcher,
     SizeBatchSampler,
     Stack,
+    StaticBatches,
     collate,
     gather,
     is_module_wrapper,
@@ -223,6 +224,15 @@ def transfers(batch: Any, model: nn.Module) -> Any:
     handle = start_to_host(gather(outputs, 0))
     assert_type(handle, HostCopy)
     return handle.get() if handle.is_done() else to_host(outputs)
+
+
+def fixed(batch: dict[str, Tensor], loader: DataLoader[Sample]) -> int:
+    """Batches at fixed addresses."""
+    static = StaticBatches(num_slabs=2, max_plans=4)
+    assert_type(scatter(batch, 0, out=static), list[dict[str, Tensor]])
+    assert_type(PreDataLoader(loader, 0, static=static).static, StaticBatches | None)
+    static.clear()
+    return static.num_plans + static.nbytes + static.num_slabs + static.max_plans
 
 
 def profiled(loader: DataLoader[Sample]) -> str:
