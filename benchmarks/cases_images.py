@@ -12,11 +12,11 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import default_collate
 
-from pyparallel import DataContainer, collate
+from pyparallel import DataContainer, collate, pad_stack
 
 from . import data, limits, peers
 from ._harness import Case, Contender
-from .backends import ours
+from .backends import AS_LOADED, ours, use_backend
 
 _Samples = Callable[[], list[Tensor]]
 
@@ -83,7 +83,17 @@ def _synthetic(quick: bool) -> list[Case]:
     ]
     labels = "synthetic: 64x(1, 1 to 64), int64, pad_dims=1"
     drawn = _drawn(lengths, torch.int64)
-    return [*found, _case("ragged labels", labels, drawn, pad_dims=1)]
+    found.append(_case("ragged labels", labels, drawn, pad_dims=1))
+    for title, dtype in (
+        ("detection float32", torch.bfloat16),
+        ("detection float32", torch.float16),
+        ("many small", torch.bfloat16),
+    ):
+        note, shapes, source = draws[title]
+        cast = partial(casts, shapes, source, dtype)
+        name = f"{title} to {str(dtype).removeprefix('torch.')}"
+        found.append(Case(name, f"synthetic: {note}", cast))
+    return found
 
 
 def near_224(num: int) -> list[data.Shape]:
@@ -137,6 +147,32 @@ def stacks(samples: list[Tensor], pad_dims: int, value: int = 0) -> list[Contend
         *contenders,
         Contender("torch.stack, already padded", lambda: torch.stack(padded), kind),
         *limits.copies(torch.stack(padded)),
+    ]
+
+
+def casts(
+    shapes: Sequence[data.Shape], source: torch.dtype, dtype: torch.dtype
+) -> list[Contender]:
+    """Compare ways to make one padded tensor of another dtype."""
+    samples = data.random_tensors(shapes, source)
+    target = [max(sizes) for sizes in zip(*shapes, strict=True)]
+
+    def cast() -> list[Tensor]:
+        return [sample.to(dtype) for sample in samples]
+
+    def padded(tensors: list[Tensor]) -> Tensor:
+        use_backend(AS_LOADED)
+        return pad_stack(tensors, pad_dims=2)
+
+    return [
+        *ours(lambda: pad_stack(samples, pad_dims=2, dtype=dtype)),
+        Contender("to(dtype), pad_stack", lambda: padded(cast())),
+        Contender("pad_stack, to(dtype)", lambda: padded(samples).to(dtype)),
+        Contender(
+            "to(dtype), F.pad + stack",
+            lambda: peers.pad_then_stack(cast(), target, 0),
+        ),
+        Contender("pad_stack, no cast", lambda: padded(samples), "limit"),
     ]
 
 
