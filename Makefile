@@ -133,7 +133,7 @@ $(VPEER)/.others: Makefile
 		"torch_geometric>=2.6,<3" "torchio>=1,<2" "skorch>=1.2,<2" "pytorch-ignite>=0.5,<1" \
 		"hyperpyyaml>=1.2,<2" "sentencepiece>=0.2,<1" "soundfile>=0.12,<1" "pandas>=2,<4" \
 		"fastprogress>=1,<2" "fastdownload>=0.0.7,<1" "fasttransform>=0.0.2,<1" \
-		"python-fasthtml>=0.12,<1"
+		"python-fasthtml>=0.12,<1" "datasets>=4,<6"
 # Without torchvision and the compiled half of torchaudio, which need the build of torch for
 # CUDA. The loaders need neither.
 	$(VPEER)/bin/python $(PIP) --no-deps "fastai>=2.8,<3" "speechbrain>=1.1,<2" "torchaudio>=2.11,<3"
