@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import importlib.util
 from pathlib import Path
 
 import pytest
@@ -13,8 +12,6 @@ from tests.support.ranks.torchrun import python
 from tests.support.repository.folders import ROOT, SUPPORT
 
 pytestmark = [pytest.mark.peers, pytest.mark.ray, pytest.mark.timeout(1000)]
-if importlib.util.find_spec("ray") is None:
-    pytest.skip("needs Ray", allow_module_level=True)
 
 
 def last_state(script: Path, folder: Path) -> tuple[int, dict[str, dict[str, object]]]:
