@@ -157,7 +157,7 @@ def test_a_fork_has_no_threads_and_says_so(pool: ThreadWorkers) -> None:
 #: Work that would end after the interpreter, and the end of the script.
 AT_EXIT = {
     # The calls of eight threads end one after the other.
-    "numbers[: 750_000 * (1 + index // 1000)].sort()": "del batches",
+    "numbers[: 1_000_000 * (1 + index // 1000)].sort()": "del batches",
     "[torch.ones(200_000).sort() for _ in range(10**6)]": "",
     "torch.ones(200_000).sort()": "sys.exit()",
 }
@@ -166,20 +166,26 @@ AT_EXIT = {
 @pytest.mark.parametrize("work", AT_EXIT)
 def test_the_exit_waits_for_a_thread_that_computes(work: str) -> None:
     code = f"""
-import sys, threading, torch, warnings
+import sys, threading, time, torch, warnings
 warnings.simplefilter("ignore")  # there are fewer cores
+class Last:
+    def __del__(self, sleep=time.sleep):
+        sleep(1.5)  # a thread that returns to Python now aborts the process
+last = Last()
 from pyparallel import DataLoader
-begun, numbers = threading.Event(), torch.rand(6_000_000)
+begun, numbers = threading.Barrier(9), torch.rand(8_000_000)
 class Computes:
     def __len__(self):
         return 10**6
     def __getitem__(self, index):
-        begun.set()
+        if index % 1000 == 0:
+            begun.wait()
         {work}
         return index
 loader = DataLoader(Computes(), 1000, num_workers=8, worker_method="thread")
 batches = iter(loader)
 begun.wait()
+time.sleep(0.2)  # until all threads are in native code
 {AT_EXIT[work]}
 """
     done = python_runs.run(code)
