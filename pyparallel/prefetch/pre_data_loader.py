@@ -141,7 +141,7 @@ class PreDataLoader:
         self.next_epoch = next_epoch
         self.timeout = timeout
         self._meter = Meter()
-        self.static = _static_batches(static, transform)
+        self.static: StaticBatches | None = _static_batches(static, transform)
         self._device_stage = DeviceStage(target, transform, static=self.static)
         self._loader_stats_before = self._loader_stats()
         self._reset()
