@@ -14,8 +14,10 @@ import multiprocessing
 import os
 import shlex
 import signal
+import subprocess
 import sys
-from collections.abc import Generator, Iterator
+import tempfile
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +69,24 @@ def pytest_configure(config: pytest.Config) -> None:
         from tests.support.devices.fake_cuda_plugin import FakeCuda
 
         config.pluginmanager.register(FakeCuda())
+    if torch.cuda.is_available() and not hasattr(config, "workerinput"):
+        config.add_cleanup(_record_gpus(config.rootpath))
+
+
+def _record_gpus(root: Path) -> Callable[[], None]:
+    """Record a passed self-test of the GPUs: the tests are more than it is.
+
+    In another process, because CUDA must not be initialised before a test forks.
+    """
+    folder = tempfile.TemporaryDirectory(prefix="pyparallel-record-")
+    os.environ["XDG_CACHE_HOME"] = folder.name
+    code = (
+        "import torch\nfrom pyparallel.transfer import gpu_record\n"
+        "for i in range(torch.cuda.device_count()):\n"
+        "    gpu_record.write(torch.device('cuda', i), passed=True)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=root)
+    return folder.cleanup
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:

@@ -14,7 +14,7 @@ import torch
 
 from tests.support.devices import fake_cuda
 from tests.support.devices.fake_cuda_plugin import gpu_only
-from tests.support.repository.folders import ROOT, SUPPORT
+from tests.support.repository.folders import ROOT
 
 NOT_READY, CAPTURE_UNSUPPORTED, CAPTURED_EVENT = 600, 900, 907
 ALREADY_REGISTERED, NOT_REGISTERED, NOT_INITIALIZED = 712, 713, 3
@@ -39,9 +39,10 @@ def allocated(function: str, nbytes: int) -> int:
 
 def run(script: str, **environment: str) -> str:
     command = ["env", *(f"{k}={v}" for k, v in environment.items())]
-    command += [sys.executable, "-c", f"import torch, fake_cuda\n{script}"]
+    start = "import torch\nfrom tests.support.devices import fake_cuda\n"
+    command += [sys.executable, "-c", start + script]
     done = subprocess.run(
-        command, capture_output=True, text=True, check=False, timeout=120, cwd=SUPPORT
+        command, capture_output=True, text=True, check=False, timeout=120, cwd=ROOT
     )
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
