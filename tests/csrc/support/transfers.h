@@ -91,6 +91,7 @@ struct Target {
             static_cast<int64_t>(memory[0].size()),
             batch.slots.data(),
             static_cast<int64_t>(batch.slots.size()),
+            nullptr,
             direct.data(),
             static_cast<int64_t>(direct.size()),
             stream};

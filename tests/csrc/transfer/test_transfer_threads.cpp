@@ -108,6 +108,7 @@ class Loader {
             static_cast<int64_t>(copy->batch.packed.size()),
             copy->batch.slots.data(),
             static_cast<int64_t>(copy->batch.slots.size()),
+            nullptr,
             copy->direct.data(),
             num_direct,
             copies_};
