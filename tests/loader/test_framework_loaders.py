@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,11 @@ try:
     from speechbrain.utils.checkpoints import Checkpointer
 except ImportError as error:
     pytest.skip(f"needs the peers: {error}", allow_module_level=True)
+
+# Hypothesis reads attributes of all modules, and these import packages at that.
+for _name, _module in list(sys.modules.items()):
+    if type(_module).__module__ == "speechbrain.utils.importutils":
+        del sys.modules[_name]
 
 pytestmark = [
     pytest.mark.peers,
