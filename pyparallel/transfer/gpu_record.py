@@ -63,7 +63,8 @@ def warn_if_untested(device: torch.device) -> None:
     if device.type != "cuda" or device.index in _seen:
         return
     _seen.add(device.index)
-    if "cuda" in backend.transfers and passed_on(device) is None:
+    is_used = "cuda" in backend.transfers and torch.cuda.is_available()
+    if is_used and passed_on(device) is None:
         warn_once(
             "PP005",
             f"pyparallel's CUDA code is experimental, and must pass its self-test on "

@@ -35,6 +35,7 @@ def gpus(monkeypatch):
     def name(device):
         return "GPU B" if device in (1, SECOND) else "GPU A"
 
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_name", name)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
     monkeypatch.setattr(backend, "transfers", ("cuda",))
