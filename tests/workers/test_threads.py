@@ -163,6 +163,7 @@ AT_EXIT = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("work", AT_EXIT)
 def test_the_exit_waits_for_a_thread_that_computes(work: str) -> None:
     code = f"""
