@@ -60,12 +60,12 @@ def _ways(number: int) -> Iterator[tuple[str, Any, dict[str, int]]]:
         yield f"{name}, max_padded", sizes, {"max_padded": int(24 * mean)}
 
 
-def plan(sizes: Any, plan_size: int | None, **limit: int) -> Record:
+def plan(sizes: Any, plan_size: int | None, **limit: Any) -> Record:
     """Return the CPU time and the peak of memory of the first plan of a sampler."""
 
     def run() -> tuple[float, int, int]:
         begin = time.process_time()
-        sampler = SizeBatchSampler(sizes, **limit, plan_size=plan_size)  # type: ignore[arg-type]
+        sampler = SizeBatchSampler(sizes, **limit, plan_size=plan_size)
         made = time.process_time()
         next(iter(sampler))
         return made - begin, time.process_time() - made, sampler.sizes.nbytes
@@ -79,7 +79,7 @@ def plan(sizes: Any, plan_size: int | None, **limit: int) -> Record:
 
 
 def simulate(
-    sizes: Any, num_replicas: int, plan_size: int | None, **limit: int
+    sizes: Any, num_replicas: int, plan_size: int | None, **limit: Any
 ) -> Record:
     """Run an epoch on all ranks, and count its samples.
 
@@ -88,7 +88,7 @@ def simulate(
         the steps, and the CPU times of a rank until its first batch: of the epoch, and
         the longest and the last one after a change of the number of ranks.
     """
-    sampler = SizeBatchSampler(sizes, **limit, plan_size=plan_size)  # type: ignore[arg-type]
+    sampler = SizeBatchSampler(sizes, **limit, plan_size=plan_size)
     planner = sampler._planner
     share = functools.lru_cache(maxsize=4)(planner.plan)
     object.__setattr__(planner, "plan", share)  # each plan is made once, not by rank
