@@ -2,11 +2,11 @@
 
     python scripts/check_dist.py DIST [NAMES]
 
-The sdist must contain every tracked file and no other. The wheel must contain the
-modules, stubs, HTML and CSS files and ``py.typed``, the stripped extension and its
-record. It must be tagged for this Python and Linux, require the torch of the record,
-and contain no tests and no sources. ``NAMES`` is a file with the tracked files, as
-``git ls-files`` lists them; by default the script calls git.
+The sdist must contain every tracked file and no other, and show README.md as its page.
+The wheel must contain the modules, stubs, HTML and CSS files and ``py.typed``, the
+stripped extension and its record. It must be tagged for this Python and Linux, require
+the torch of the record, and contain no tests and no sources. ``NAMES`` is a file with
+the tracked files, as ``git ls-files`` lists them; by default the script calls git.
 """
 
 from __future__ import annotations
@@ -39,21 +39,42 @@ def tag() -> str:
     return f"{python}-{python}-linux_"
 
 
-def in_sdist(path: Path) -> set[str]:
-    """Return the files of an sdist, below its folder."""
+def in_sdist(path: Path) -> tuple[set[str], str, str]:
+    """Return the files of an sdist, below its folder, its metadata and its README."""
     with tarfile.open(path) as archive:
-        names = [member.name for member in archive.getmembers() if member.isfile()]
-    return {name.partition("/")[2] for name in names}
+        members = {
+            member.name.partition("/")[2]: member
+            for member in archive.getmembers()
+            if member.isfile()
+        }
+        texts = []
+        for name in ("PKG-INFO", "README.md"):
+            file = archive.extractfile(members[name]) if name in members else None
+            texts.append(file.read().decode() if file is not None else "")
+    return set(members), texts[0], texts[1]
 
 
-def of_sdist(path: Path, tracked: set[str]) -> Iterator[str]:
+def wrong_fields(where: str, text: str, version: str) -> Iterator[str]:
+    """Yield the faults of the name and the version in metadata."""
+    metadata = Parser().parsestr(text)
+    for field, value in (("Name", "pyparallel-torch"), ("Version", version)):
+        if (said := metadata[field]) != value:
+            yield f"{where} must say {field}: {value}, but says {said}."
+
+
+def of_sdist(path: Path, tracked: set[str], version: str) -> Iterator[str]:
     """Yield the faults of an sdist."""
     wanted = {name for name in tracked if not name.startswith(NOT_IN_SDIST)}
-    found = {name for name in in_sdist(path) if not MADE.fullmatch(name)}
+    names, metadata, readme = in_sdist(path)
+    found = {name for name in names if not MADE.fullmatch(name)}
     for name in sorted(wanted - found):
         yield f"{path.name} must have {name}, but has not. See MANIFEST.in."
     for name in sorted(found - wanted):
         yield f"{path.name} must have tracked files only, but has {name}."
+    yield from wrong_fields(path.name, metadata, version)
+    # The index shows this text as the page of the release.
+    if Parser().parsestr(metadata).get_payload() != readme:
+        yield f"{path.name} must have README.md as its page, but has another text."
 
 
 def of_wheel(path: Path, tracked: set[str], version: str) -> Iterator[str]:
@@ -80,10 +101,8 @@ def of_wheel(path: Path, tracked: set[str], version: str) -> Iterator[str]:
         text = archive.read(f"{info}METADATA").decode() if names > found else ""
         records = [name for name in extension if name.endswith(".json")]
         record = json.loads(archive.read(records[0])) if records else {"torch": "0.0"}
+    yield from wrong_fields(path.name, text, version)
     metadata = Parser().parsestr(text)
-    for field, value in (("Name", "pyparallel-torch"), ("Version", version)):
-        if (said := metadata[field]) != value:
-            yield f"{path.name} must say {field}: {value}, but says {said}."
     needed = f"torch=={'.'.join(record['torch'].split('.')[:2])}.*"
     if records and needed not in (metadata.get_all("Requires-Dist") or []):
         yield f"{path.name} must say Requires-Dist: {needed}, but does not."
@@ -108,7 +127,7 @@ def problems(dist: Path, tracked: set[str], version: str) -> Iterator[str]:
         return
     if sdists[0].name != f"pyparallel_torch-{version}.tar.gz":
         yield f"{sdists[0].name} must be of version {version}."
-    yield from of_sdist(sdists[0], tracked)
+    yield from of_sdist(sdists[0], tracked, version)
     yield from of_wheel(wheels[0], tracked, version)
 
 

@@ -16,6 +16,7 @@ pytestmark = pytest.mark.one_backend
 
 TRACKED = {
     "setup.py",
+    "README.md",
     ".ci/run",
     ".gitignore",
     "csrc/core/box.h",
@@ -33,7 +34,9 @@ SO = "pyparallel/backend/_C.cpython-311-x86_64-linux-gnu.so"
 WHEEL = {name: b"" for name in TRACKED if name.startswith("pyparallel/")}
 WHEEL |= {SO: b"", SO.replace(".so", ".json"): RECORD, INFO: METADATA.encode()}
 SDIST = {name: b"" for name in TRACKED if not name.startswith(".")}
-SDIST |= {"PKG-INFO": b"", "pyparallel_torch.egg-info/SOURCES.txt": b""}
+PAGE = f"{METADATA}\n# pyparallel\n".encode()
+SDIST |= {"README.md": b"# pyparallel\n", "PKG-INFO": PAGE}
+SDIST |= {"pyparallel_torch.egg-info/SOURCES.txt": b""}
 
 
 OTHER = METADATA.replace("1.2.3", "1.2.4").encode()
@@ -43,6 +46,18 @@ FAULTS = [
     ("", "", None, ""),
     ("sdist", "csrc/core/box.h", None, "must have {}, but has not. See MANIFEST.in."),
     ("sdist", "notes.txt", b"", "must have tracked files only, but has {}."),
+    (
+        "sdist",
+        "PKG-INFO",
+        PAGE.replace(b"1.2.3", b"1"),
+        "must say Version: 1.2.3, but says 1.",
+    ),
+    (
+        "sdist",
+        "PKG-INFO",
+        PAGE + b"old",
+        "must have README.md as its page, but has another text.",
+    ),
     ("wheel", "pyparallel/py.typed", None, "must have {}, but has not."),
     ("wheel", "pyparallel/profiler/page.html", None, "must have {}, but has not."),
     ("wheel", "tests/test_a.py", b"", "must have modules and stubs only, but has {}."),
