@@ -97,7 +97,7 @@ PYTEST := -m pytest -q -r fE -n $(PYTEST_JOBS) --dist loadfile --no-loadscope-re
 .DELETE_ON_ERROR:
 .PHONY: help test test-all test-matrix test-newest test-native test-python test-core test-busy test-asan test-tsan \
 	test-valgrind test-peers test-ray fuzz fuzz-core fuzz-corpus mutations soak wheel docs lint \
-	lint-python lint-prose lint-types lint-cpp lint-workflows bench bench-loader demo ahead peers \
+	lint-python lint-prose lint-types lint-cpp lint-workflows bench bench-loader bench-training demo ahead peers \
 	cuda-build fake-cuda gpu-check gpu-bundle wheels release-check clean
 
 help: ## list the targets
@@ -330,6 +330,17 @@ bench: peers ## run the benchmarks; write JSON and tables to benchmarks/results,
 
 bench-loader: peers ## run only the benchmarks of loaders; about 5 minutes on an idle machine
 	$(VPEER)/bin/python -m benchmarks.loader $(LOADER_ARGS)
+	$(VPEER)/bin/python -m benchmarks.summary
+
+# Without most of its dependencies, which are CUDA libraries.
+$(VPEER)/.dali: $(VPEER)/.deps
+	$(VPEER)/bin/python $(PIP) --no-deps "nvidia-dali-cuda130>=2.4,<3" \
+		"nvidia-nvimgcodec-cu13>=0.9,<0.10" optree gast astunparse nvtx makefun
+	$(VPEER)/bin/python $(PIP) six wheel
+	touch $@
+
+bench-training: peers $(VPEER)/.dali ## epochs of training beside torch's loader, torchdata, SPDL and DALI (600 MB); at most 20 minutes on an idle machine
+	$(VPEER)/bin/python -m benchmarks.training $(TRAINING_ARGS)
 	$(VPEER)/bin/python -m benchmarks.summary
 
 demo: $(V)/.built ## a training run on two processes

@@ -102,9 +102,9 @@ class Epochs:
         """
         loader = self.loader
         workers = pids(loader)
-        before, mine = [_of_process(pid) for pid in workers], _of_this_process()
+        before, mine = list(map(cost_of_process, workers)), _of_this_process()
         call()
-        after, mine_after = [_of_process(pid) for pid in workers], _of_this_process()
+        after, mine_after = list(map(cost_of_process, workers)), _of_this_process()
         found: Record = {}
         for i, name in enumerate(("faults", "cpu_seconds")):
             spent = sum(b[i] - a[i] for a, b in zip(before, after, strict=True))
@@ -229,8 +229,8 @@ def _open_things() -> tuple[int, int]:
     return len(os.listdir("/proc/self/fd")), maps
 
 
-def _of_process(pid: int) -> tuple[int, float]:
-    """Return the minor page faults and the CPU time of a process."""
+def cost_of_process(pid: int) -> tuple[int, float]:
+    """Return the minor page faults and the CPU seconds of a process."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     # As clock_getcpuclockid(3), which Python lacks: the CPU time of all threads.
     return int(fields[7]), time.clock_gettime((~pid << 3) | 2)

@@ -37,6 +37,11 @@ RUNS: dict[str, tuple[str, str, set[str]]] = {
         "parallel-cpu",
         {case.title for case in parallel_apply.cases(quick=True)},
     ),
+    "training.__main__": (
+        "--only photographs",
+        "training-cpu",
+        {"photographs of different sizes"},
+    ),
     "sampler": (
         "",
         "sampler-cpu",

@@ -1,0 +1,1 @@
+"""Epochs of training, from files to a trained model."""
