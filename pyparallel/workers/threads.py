@@ -64,6 +64,12 @@ class _Worker:
 
     def work(self, number: int) -> None:
         """Answer tasks until the end, in the thread."""
+        try:
+            self._work(number)
+        finally:  # also after the `SystemExit` of Note [exit]
+            self.program.end()
+
+    def _work(self, number: int) -> None:
         program = self.program
         try:
             program.start(number)
@@ -78,7 +84,6 @@ class _Worker:
             if not self.is_ended:
                 self._answer(answer)
             del task, answer  # while waiting, refer to no batch
-        program.end()
 
     def _answer(self, answer: Any) -> None:
         self.answers.append(answer)

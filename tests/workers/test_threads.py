@@ -193,6 +193,24 @@ time.sleep(0.2)  # until all threads are in native code
     assert (done.returncode, done.stderr) == (0, "")
 
 
+def test_the_exit_ends_the_programs_of_threads_that_wait() -> None:
+    code = """
+import os
+from pyparallel.workers.threads import ThreadWorkers
+class Program:
+    def start(self, worker): pass
+    def run(self, task): return task
+    def stop(self): pass
+    def end(self): os.write(1, b"end ")
+pool = ThreadWorkers([Program() for _ in range(4)])
+for worker in range(4):
+    pool.send(worker, 1)
+    pool.receive(worker, 60)
+"""
+    done = python_runs.run(code)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "end " * 4, "")
+
+
 STUCK = """
 import sys, time, threading
 from pyparallel import DataLoader
