@@ -102,7 +102,7 @@ class GilWait:
         self._blocked += max(0.0, blocked)
         if self._blocked < _BLOCKED_SECONDS or not self._num_switches:
             return 0.0
-        measured = self._measure()
+        measured = self.delay()
         # One measurement is noisy.
         delay = measured if self._delay is None else (measured + self._delay) / 2
         num_waits = self._num_switches / (2 + delay / sys.getswitchinterval())
@@ -111,7 +111,8 @@ class GilWait:
         self._num_switches, self._blocked = 0, 0.0
         return found
 
-    def _measure(self) -> float:
+    def delay(self) -> float:
+        """Sleep for a moment; return the time by which the thread got the GIL late."""
         start, waited = time.perf_counter(), self._core_wait.seconds()
         time.sleep(_SLEEP_SECONDS)
         slept = time.perf_counter() - start - (self._core_wait.seconds() - waited)

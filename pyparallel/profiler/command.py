@@ -15,12 +15,13 @@ import subprocess
 import sys
 import tempfile
 import threading
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from ..core.errors import BatchValueError
 from . import report
+from .probe import transports
 from .record import Record
 from .recorder import VARIABLE, Settings
 
@@ -65,7 +66,8 @@ def main(argv: list[str]) -> int:
         code = _run(command, settings, options.patience)
         if code is None:
             return 127
-        written = report.write(report.gather(Path(folder), code), options.out)
+        records = map(_probed, report.gather(Path(folder), code))
+        written = report.write(list(records), options.out)
         failed = [p.read_text(encoding="utf-8") for p in Path(folder).glob("*.failed")]
     for each in written:
         print(report.text(each), file=sys.stderr)
@@ -78,6 +80,12 @@ def main(argv: list[str]) -> int:
     elif not written and code != _STOPPED:
         print(_NO_STEPS, file=sys.stderr)
     return int(not written) if code == _STOPPED else code or int(not written)
+
+
+def _probed(record: Record) -> Record:
+    """Return a record with the transport of its batches, measured here."""
+    layouts = [row["layout"] for row in record.batches if row.get("layout")]
+    return replace(record, transports=transports(layouts[0])) if layouts else record
 
 
 def _parse(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:

@@ -91,18 +91,23 @@ def _wrap_fetch(original: Any, recorder: Recorder) -> Any:
     def fetch(fetcher: Any, index: Any) -> Any:
         if not recorder.records_fetches():
             return original(fetcher, index)
-        collate_fn = fetcher.collate_fn
+        collate_fn, made = fetcher.collate_fn, []
 
         def collate(samples: Any) -> Any:
             with recorder.range("collate", nullcontext()):
-                return collate_fn(samples)
+                batch = collate_fn(samples)
+            made.append((samples, batch))
+            return batch
 
         fetcher.collate_fn = collate
         try:
             with recorder.range("fetch", nullcontext(), batch=batch_number()):
-                return original(fetcher, index)
+                batch, held = recorder.run(lambda: original(fetcher, index))
         finally:
             fetcher.collate_fn = collate_fn
+        if made and isinstance(made[0][0], list):
+            recorder.write_batch(*made[0], held)
+        return batch
 
     return fetch
 

@@ -11,6 +11,8 @@ from string import Template
 
 from ..core.text import nbytes_text, percent, plural, time_text
 from .advice import advise
+from .expected import expected
+from .numbers import numbers_of
 from .summary import PARTS, Summary, Work
 
 #: Colours of the parts, after Okabe and Ito: colour-blind readers distinguish them.
@@ -50,13 +52,15 @@ def page(summary: Summary, charts: str | None, record: str = "profile.json") -> 
         shown = _fill(_NO_CHARTS, install=INSTALL_MATPLOTLIB, record=record)
     else:
         shown = Template(_read("charts.html")).substitute(svg=charts)
-    verdict = summary.verdict
+    verdict, (first, *rest) = summary.verdict, expected(numbers_of(summary))
     return Template(_read("page.html")).substitute(
         title=escape(f"{summary.record.script}: {summary.bottleneck}"),
         css=_read("page.css"),
         headline=escape(verdict[:1].upper() + verdict[1:]),
         subtitle=escape(summary.subtitle),
         tiles=_fill_each(_TILE, "name", "value", _tiles(summary)),
+        expected=escape(first[:1].upper() + first[1:]),
+        changes="".join(_fill("<li>$text</li>\n", text=line) for line in rest),
         advice="".join(
             _fill(_ADVICE, title=each.title, text=each.text + _gain(each.gain))
             for each in advise(summary)

@@ -30,7 +30,8 @@ ITER, FIRST_ITER = "iter", "first iter"
 _TYPES = {
     **dict.fromkeys(("exit_code", "rank", "world_size"), int | None),
     **dict.fromkeys(("steps", "warmup"), int),
-    **{"script": str, "synchronized": bool, "environment": dict},
+    **{"script": str, "synchronized": bool},
+    **dict.fromkeys(("environment", "transports"), dict),
 }
 
 
@@ -47,10 +48,12 @@ class Event(NamedTuple):
         stacked_nbytes: ``collate`` only: the bytes of the stacked tensors.
         padding_nbytes: ``collate`` only: the bytes of padding among them.
         cpu: CPU time of the thread, in a worker process of the process; -1: not
-            measured.
-        core_wait: the time in which the thread was runnable, but had no core.
+            measured. ``wait``: of the process, between the wait before and this one.
+        core_wait: the time in which the thread was runnable, but had no core; of a
+            ``wait`` that before it, as for ``cpu``.
         batch: the number of the batch within its epoch; -1: not known.
         gil_wait: an estimate of the time in which a worker thread waited for the GIL.
+        nbytes: ``wait`` only: the bytes of the tensors in the batch.
     """
 
     lane: str
@@ -65,6 +68,7 @@ class Event(NamedTuple):
     core_wait: int = 0
     batch: int = -1
     gil_wait: int = 0
+    nbytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -83,6 +87,9 @@ class Record:
         environment: versions and the machine: texts by name.
         loaders: name, ``num_workers`` and ``batch_size`` of each loader, in order, and
             the recommended changes that it has (``applied``).
+        batches: the ``sizes`` of the samples in each batch, and the results of trials:
+            ``layout``, ``ours`` and ``held``, see `trial`.
+        transports: see `probe.transports`; empty if they were not measured.
     """
 
     script: str
@@ -95,6 +102,8 @@ class Record:
     synchronized: bool = False
     environment: dict[str, str] = field(default_factory=dict)
     loaders: tuple[dict[str, Any], ...] = ()
+    batches: tuple[dict[str, Any], ...] = ()
+    transports: dict[str, list[int]] = field(default_factory=dict)
 
     def to_json(self) -> str:
         """Return the record as JSON; ``docs/profile-command.md`` lists its fields."""
@@ -168,7 +177,8 @@ class Record:
             rows = [dict(zip(columns, row, strict=True)) for row in data.pop("events")]
             events = tuple(_checked(Event(**row)) for row in rows)
             loaders = tuple(map(_loader, data.pop("loaders")))
-            record = cls(events=events, loaders=loaders, **data)
+            batches = tuple(map(_batch, data.pop("batches", ())))
+            record = cls(events=events, loaders=loaders, batches=batches, **data)
             for name, kind in _TYPES.items():
                 if not isinstance(value := getattr(record, name), kind):
                     raise TypeError(f"{name} is {value!r}")
@@ -195,6 +205,18 @@ def _loader(row: dict[str, Any]) -> dict[str, Any]:
     found = {name: row[name] for name in ("name", "num_workers", "batch_size")}
     if "applied" in row:  # not in earlier records
         found["applied"] = [str(each) for each in row["applied"]]
+    if row.get("slabs"):
+        found["slabs"] = True
+    return found
+
+
+def _batch(row: dict[str, Any]) -> dict[str, Any]:
+    """Return the fields of a row about a batch; raise if their types are wrong."""
+    found: dict[str, Any] = {"sizes": [[int(n) for n in size] for size in row["sizes"]]}
+    if "layout" in row:
+        layout = [([int(n) for n in s], str(t), bool(x)) for s, t, x in row["layout"]]
+        ours, held = row["ours"], float(row["held"])
+        found |= {"layout": layout, "ours": ours and int(ours), "held": held}
     return found
 
 
@@ -233,7 +255,8 @@ def _rows(path: Path) -> list[dict[str, Any]]:
 
 def _record(head: dict[str, Any], rows: list[dict[str, Any]]) -> Record:
     loaders = [row for row in rows if row["kind"] == "loader"]
-    rows = [row for row in rows if row["kind"] != "loader"]
+    batches = [row for row in rows if row["kind"] == "batch"]
+    rows = [row for row in rows if row["kind"] not in ("loader", "batch")]
     lanes = _lanes(rows)
     first = min((row["start"] for row in rows), default=0)
     rows.sort(key=lambda row: (row["end"], -row["start"]))
@@ -257,6 +280,7 @@ def _record(head: dict[str, Any], rows: list[dict[str, Any]]) -> Record:
         synchronized=head["synchronize"],
         environment=head["environment"],
         loaders=tuple(map(_loader, loaders)),
+        batches=tuple(map(_batch, batches)),
     )
 
 

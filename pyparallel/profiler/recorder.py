@@ -15,6 +15,7 @@ is the same for all processes of a machine.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import multiprocessing
 import os
@@ -23,6 +24,7 @@ import sys
 import threading
 import time
 import weakref
+from collections import Counter
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
@@ -43,6 +45,7 @@ from ..loader.applied import applied_changes
 from ..loader.preflight import num_cores
 from ..loader.reader import Reader
 from ..prefetch.pre_data_loader import PreDataLoader
+from . import trial
 from .record import END, FIRST_ITER, ITER, STOP, WAIT
 
 #: Holds the settings of the profile to which this process belongs.
@@ -91,6 +94,7 @@ class Recorder:
         # The loader's number of each iterator.
         self._numbers: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
         self._epochs = 0
+        self._fetches: Counter[int] = Counter()  # by process
         self._local = threading.local()
 
     # Not earlier: a thread may still end a range.
@@ -147,7 +151,8 @@ class Recorder:
         """Return a context manager around ``inner`` that writes an event at its end."""
         kind = name.removeprefix("pyparallel.")
         # `wait` records the calls of `next()`, with their loader.
-        if not self.is_recording or kind == WAIT:
+        is_trial = getattr(self._local, "is_trial", False)
+        if not self.is_recording or kind == WAIT or is_trial:
             return inner
         if kind in _STEP_RANGES and not self._loaders and self._is_loop():
             self._count_step(kind)
@@ -220,6 +225,27 @@ class Recorder:
             self.is_recording = stop.parent.exists() and not stop.exists()
         return self.is_recording
 
+    def run(self, fetch: Callable[[], Any]) -> tuple[Any, float | None]:
+        """Return the result of a fetch. If it has a trial, also `trial.held_share`."""
+        if self._fetches[os.getpid()] in trial.BATCHES:
+            return trial.held_share(fetch)
+        return fetch(), None
+
+    def write_batch(self, samples: Any, batch: Any, held: float | None) -> None:
+        """Write the sizes of the samples in a batch; see Note [trials] in `trial`."""
+        self._fetches[os.getpid()] += 1
+        self._local.is_trial = True
+        try:
+            sizes = list(map(trial.size_of, samples))
+            row: dict[str, Any] = {"kind": "batch", "sizes": sizes}
+            if held is not None:
+                row |= {"held": held, **trial.ours(samples, batch)}
+            self._write_line(row)
+        except Exception:  # the objects of the script may raise any
+            pass
+        finally:
+            self._local.is_trial = False
+
     def begin(self, loader: Any, start: Callable[[], Any]) -> Any:
         """Return ``start()``, a new iterator of a loader, and record the call."""
         local = self._local
@@ -262,6 +288,7 @@ class Recorder:
             self._count_step(loader, loader=loader, epoch=epoch or 0)
             if not self.is_recording:
                 return get()
+        step = _passed(getattr(local, "times", None), self.times())
         start, kind, local.is_waiting = time.perf_counter_ns(), END, True
         try:
             batch = get()
@@ -276,6 +303,12 @@ class Recorder:
             else:
                 epoch = self._epoch_number(iterator, is_over=kind == END)
                 marker = {"loader": loader, "epoch": epoch}
+                if kind == WAIT:
+                    with contextlib.suppress(Exception):
+                        tensors = trial.tensors_of(batch)
+                        marker["nbytes"] = sum(tensor.nbytes for tensor in tensors)
+                marker.update(step)
+                local.times = self.times()
                 if kind == WAIT and getattr(iterator, "_in_order", True):
                     marker["batch"] = getattr(iterator, "_rcvd_idx", 0) - 1
                 self._counts[loader] = self._counts.get(loader, 0) + (kind == WAIT)
@@ -355,11 +388,7 @@ class _Range:
 
     def __exit__(self, *error: Any) -> None:
         end, more = time.perf_counter_ns(), self._more
-        times = self._recorder.times()
-        for name, before, after in zip(
-            ("cpu", "core_wait"), self._times, times, strict=True
-        ):
-            more[name] = max(0, after - before)
+        more.update(_passed(self._times, self._recorder.times()))
         if self._gil_wait is not None:
             blocked = end - self._start - more["cpu"] - more["core_wait"]
             more["gil_wait"] = self._recorder.end_gil_wait(self._gil_wait, blocked)
@@ -369,6 +398,14 @@ class _Range:
             more["padding_nbytes"] = self._stacked.padding_nbytes
         self._inner.__exit__(*error)
         self._recorder.write(self._kind, self._start, end, **more)
+
+
+def _passed(before: tuple[int, int] | None, after: tuple[int, int]) -> dict[str, int]:
+    """Return the fields of the time between two results of `Recorder.times`."""
+    if before is None:
+        return {}
+    names = "cpu", "core_wait"
+    return {k: max(0, b - a) for k, a, b in zip(names, before, after, strict=True)}
 
 
 def batch_number() -> int:
@@ -383,12 +420,19 @@ def batch_number() -> int:
 
 
 def _loader_sizes(loader: Any) -> dict[str, int | None]:
-    """Return the number of workers and the batch size of a loader or an iterator."""
+    """Return the number of workers and the batch size of a loader or an iterator.
+
+    ``slabs``: it is a loader of this package, which sends batches in shared memory.
+    """
     sampler = getattr(loader, "_index_sampler", None)
     owners = (loader, sampler, getattr(sampler, "sampler", None))
     sizes = [getattr(owner, "batch_size", None) for owner in owners]
     workers = getattr(loader, "_num_workers", getattr(loader, "num_workers", 0))
+    sends = any(
+        cls.__module__.startswith("pyparallel.") for cls in type(loader).__mro__
+    )
     return {
+        "slabs": sends,
         "num_workers": workers if type(workers) is int else None,
         "batch_size": next((size for size in sizes if type(size) is int), None),
     }

@@ -9,6 +9,8 @@ from pathlib import Path
 
 from ..core.text import percent, time_text
 from .advice import advise
+from .expected import expected
+from .numbers import numbers_of
 from .page import INSTALL_MATPLOTLIB, page
 from .record import Record, collect
 from .summary import Summary, summarize
@@ -112,6 +114,7 @@ def text(written: Written) -> str:
         if ns:
             share = percent(ns / summary.step)
             lines.append(f"    {part:<8} {time_text(ns):>9} {share:>6}")
+    lines += [f"  {line}" for line in expected(numbers_of(summary))]
     lines.append("  what to change first")
     for i, (title, why, _) in enumerate(advise(summary), 1):
         lines += [f"    {i}. {title}", f"       {why}"]

@@ -205,6 +205,8 @@ def test_without_matplotlib_a_report_has_no_charts_and_names_the_extra(
         "    compute    6.00 ms   60 %\n"
         "    copy       1.00 ms   10 %\n"
         "    wait       3.00 ms   30 %\n"
+        "  expected with pyparallel: not known, because the transport of a batch was "
+        "not measured\n"
         "  what to change first\n"
         "    1. Let workers run further ahead: prefetch_factor=8\n"
         "       A batch takes 9.00 ms of a worker's time: one is ready every 4.50 ms "

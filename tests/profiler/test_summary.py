@@ -408,9 +408,9 @@ def changed(**fields: object) -> str:
             "it.",
         ),
         (
-            changed(events=[["loop", "wait", 5, 1, *[0] * 8]]),
+            changed(events=[["loop", "wait", 5, 1, *[0] * 9]]),
             "x.json must have the fields of a profile, but does not: an event is "
-            "['loop', 'wait', 5, 1, 0, 0, 0, 0, 0, 0, 0, 0].",
+            "['loop', 'wait', 5, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0].",
         ),
         (changed(events=[[1]]), "x.json must have the fields of a profile, but does"),
         (changed(loaders=[{}]), "x.json must have the fields of a profile, but does "),
@@ -423,6 +423,11 @@ def changed(**fields: object) -> str:
             "x.json must have the fields of a profile, but does not: cores of "
             "environment is 4.",
         ),
+        (
+            changed(batches=[{"sizes": [["wide"]]}]),
+            "x.json must have the fields of a profile, but does not: invalid literal",
+        ),
+        (changed(transports=[1]), "x.json must have the fields of a profile, but does"),
         (changed(more=1), "x.json must have the fields of a profile, but does not: "),
     ],
 )
