@@ -323,15 +323,6 @@ test-ray: $(VPEER)/.ray $(V)/.built ## the examples with Ray, on a local cluster
 	PYPARALLEL_BACKEND=native PYPARALLEL_NO_SKIP=1 \
 		$(VPEER)/bin/python -m pytest -q -m ray $(PYTEST_ARGS)
 
-bench: peers ## run the benchmarks; write JSON and tables to benchmarks/results, the charts, the tables of README.md
-	$(VPEER)/bin/python -m benchmarks $(BENCH_ARGS)
-	$(VPEER)/bin/python -m benchmarks.loader $(LOADER_ARGS)
-	$(VPEER)/bin/python -m benchmarks.summary
-
-bench-loader: peers ## run only the benchmarks of loaders; about 5 minutes on an idle machine
-	$(VPEER)/bin/python -m benchmarks.loader $(LOADER_ARGS)
-	$(VPEER)/bin/python -m benchmarks.summary
-
 # Without most of its dependencies, which are CUDA libraries.
 $(VPEER)/.dali: $(VPEER)/.deps
 	$(VPEER)/bin/python $(PIP) --no-deps "nvidia-dali-cuda130>=2.4,<3" \
@@ -339,9 +330,22 @@ $(VPEER)/.dali: $(VPEER)/.deps
 	$(VPEER)/bin/python $(PIP) six wheel
 	touch $@
 
+BENCH := $(VPEER)/bin/python -m benchmarks
+bench: peers $(VPEER)/.dali ## run all benchmarks: write benchmarks/results, the charts, the tables of README.md; 35 minutes on an idle machine, refused on a loaded one
+	$(BENCH) $(BENCH_ARGS)
+	$(BENCH).loader $(LOADER_ARGS)
+	$(BENCH).parallel_apply $(PARALLEL_ARGS)
+	$(BENCH).sampler $(SAMPLER_ARGS)
+	$(BENCH).training $(TRAINING_ARGS)
+	$(BENCH).summary
+
+bench-loader: peers ## run only the benchmarks of loaders; about 5 minutes on an idle machine
+	$(BENCH).loader $(LOADER_ARGS)
+	$(BENCH).summary
+
 bench-training: peers $(VPEER)/.dali ## epochs of training beside torch's loader, torchdata, SPDL and DALI (600 MB); at most 20 minutes on an idle machine
-	$(VPEER)/bin/python -m benchmarks.training $(TRAINING_ARGS)
-	$(VPEER)/bin/python -m benchmarks.summary
+	$(BENCH).training $(TRAINING_ARGS)
+	$(BENCH).summary
 
 demo: $(V)/.built ## a training run on two processes
 	@OMP_NUM_THREADS=1 $(V)/bin/torchrun --nproc_per_node=2 \

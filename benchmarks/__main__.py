@@ -78,8 +78,9 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--malloc", nargs="+", choices=modes, default=modes)
     parser.add_argument("--no-charts", action="store_true")
     command.add_options(parser)
+    command.add_load_option(parser)
     args = parser.parse_args(arguments)
-    results, path, folder = command.obtain(args, "cpu", partial(measure, args))
+    results, path, folder = command.obtain(args, "collate", partial(measure, args))
     command.write_page(path, report.page(results))
     if not args.no_charts:
         _draw(results, folder / "charts")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -71,6 +72,39 @@ def draw_windows(results: Record, folder: Path) -> list[str]:
     found = [run["window"] for run in results["runs"] if "window" in run]
     figures = {"padding_by_window": lambda: padding_by_window(found[0])}
     return _save(figures if found else {}, folder)
+
+
+def draw_epochs(results: Record, folder: Path) -> list[str]:
+    """Draw the chart of `benchmarks.training`."""
+    (run,) = results["runs"]
+    return _save({"training": lambda: epochs(run["cases"])}, folder)
+
+
+def epochs(cases: Sequence[Record]) -> Figure:
+    """Return a bar for each loader: its speed beside the first one, for each case."""
+    rows = max((case["rows"] for case in cases), key=len)
+    names = [row["name"] for row in rows]
+    figure, panels = _panels(len(cases), len(cases), 2.6, 0.9 + 0.28 * len(names))
+    for i, (axes, case) in enumerate(zip(panels, cases, strict=True)):
+        (first, *_), speeds = case["rows"], []
+        for row in case["rows"]:
+            y, over = names.index(row["name"]), row["seconds"]
+            speed = first["median"] / row["median"]
+            each = [a / b for a, b in zip(first["seconds"], over, strict=True)]
+            low, high = statistics.quantiles(each, n=4, method="inclusive")[::2]
+            spread = [[max(0, speed - low)], [max(0, high - speed)]]
+            colour = "#0072B2" if row["kind"] == "ours" else "#BBBBBB"
+            axes.barh(y, speed, color=colour, xerr=spread, ecolor="#555555")
+            axes.text(max(speed, high), y, f" {speed:.2f}", va="center", fontsize=8)
+            speeds.append(max(speed, high))
+        axes.axvline(1, color="black", linewidth=1)
+        axes.set_xlim(0, max(speeds) * 1.25)
+        axes.set_ylim(len(names) - 0.5, -0.5)
+        axes.set_yticks(range(len(names)), names if i == 0 else [""] * len(names))
+        axes.set_title(case["title"])
+    figure.suptitle("Speed of an epoch beside torch's loader: right of 1 it is faster")
+    figure.tight_layout()
+    return figure
 
 
 def _save(figures: dict[str, Callable[[], Figure]], folder: Path) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import subprocess
+import time
 from importlib import metadata
 from pathlib import Path
 
@@ -70,6 +71,38 @@ def malloc_mode(machine: dict[str, str]) -> str:
 def load() -> str:
     """Return the load average, because figures of a busy machine are unreliable."""
     return "{:.2f} {:.2f} {:.2f}".format(*os.getloadavg())
+
+
+class OtherLoad:
+    """The share of the cores that other processes use, from its creation on."""
+
+    def __init__(self) -> None:
+        self._start = _core_seconds()
+
+    def share(self) -> float:
+        """Return the share until now, from 0 to 1; 0 where the system has no figures.
+
+        The time of this process and of its ended children is not counted.
+        """
+        now = _core_seconds()
+        busy, own, passed = (b - a for a, b in zip(self._start, now, strict=True))
+        return min(1.0, max(0.0, (busy - own) / (passed * cores())))
+
+
+def _core_seconds() -> tuple[float, float, float]:
+    """Return the busy seconds of the cores, those of this process, and a clock."""
+    own, clock = sum(os.times()[:4]), time.monotonic()
+    try:
+        lines = Path("/proc/stat").read_text(encoding="ascii").splitlines()
+    except OSError:
+        return own, own, clock
+    names = {f"cpu{core}" for core in os.sched_getaffinity(0)}
+    ticks = 0
+    for name, *numbers in (line.split() for line in lines if line.startswith("cpu")):
+        if name in names:
+            user, nice, system, _, _, irq, soft, steal = map(int, numbers[:8])
+            ticks += user + nice + system + irq + soft + steal
+    return ticks / os.sysconf("SC_CLK_TCK"), own, clock
 
 
 def commit() -> str:

@@ -10,6 +10,8 @@ from fnmatch import fnmatchcase
 from typing import NamedTuple
 
 UNKNOWN = "reason unknown"
+#: Instead of an unknown reason, if some rounds are no loss.
+DRAW = "a draw: in a quarter of the rounds the peer is slower or equal"
 
 
 class Reason(NamedTuple):
@@ -59,6 +61,15 @@ _LESS_SORTING = (
     "not balance ranks. Its batches have more padding or less balanced ranks."
 )
 
+_CHEAP_SAMPLES = (
+    "A worker sends a sample in more time than it needs to make it. Without workers or "
+    "with threads nothing is sent; ours with threads is in the same table."
+)
+_NO_SENDING = (
+    "The threads of one process send no images to another one. Ours with threads is in "
+    "the same table."
+)
+
 #: Neither mmcv nor mmengine: they have no special cases, so a loss to them is a defect.
 _NOT_MM = "[!m]*"
 
@@ -87,6 +98,7 @@ REASONS = (
     Reason("*", "transformers", "ours, window=*", _LESS_SORTING),
     Reason("*", "mmdet, 2 groups", "ours, window=*", _LESS_SORTING),
     Reason("*", "torchvision, 8 groups", "ours, window=*", _LESS_SORTING),
+    Reason("a table *", "*no workers", "*", _CHEAP_SAMPLES),
     Reason("torch: blur", "a loop, *", "ours", _FRESH_PAGES),
 )
 

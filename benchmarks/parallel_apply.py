@@ -243,10 +243,11 @@ def page(results: Record) -> str:
     """Return the page of a record: the summary, then all contenders."""
     lines = ["# Calls on two threads\n", report.head(results)]
     for run in results["runs"]:
+        lines += ["", f"## {report.run_label(run)}"]
         for kind, (title, columns) in _COLUMNS.items():
             cases = [case for case in run["cases"] if case["kind"] == kind]
             if cases:
-                lines += ["", f"## {title}", "", *_table(cases, columns)]
+                lines += ["", f"### {title}", "", *_table(cases, columns)]
         lines += ["", *_goals(run["cases"]), ""]
         lines += [*report.loss_table(report.losses(run)), "", *report.machine(run)]
     lines += ["", report.ALL, *map(report.table, results["runs"])]
@@ -276,7 +277,7 @@ def main(arguments: list[str] | None = None) -> None:
     args = command.parser("parallel_apply", __doc__).parse_args(arguments)
     effort = QUICK if args.quick else Effort(max_seconds=15.0)
     run = partial(measure, effort, args.only, args.quick)
-    command.report_run(args, "parallel-cpu", run, page, complaints)
+    command.report_run(args, "parallel", run, page, complaints, "parallel_apply")
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from ._harness import Record
 from .environment import malloc_mode
 from .growth import LINEAR, TOLERANCE, is_linear
-from .losses import UNKNOWN, reason
+from .losses import DRAW, UNKNOWN, reason
 
 #: The scale of all tables.
 SCALE = "Time relative to pyparallel (2.0 = twice as slow)"
@@ -62,7 +62,7 @@ def losses(record: Record) -> list[Loss]:
             row["name"],
             name,
             over,
-            reason(case["title"], row["name"], name),
+            _reason(case["title"], row["name"], name, over),
         )
         for case in record["cases"]
         for row in case["rows"]
@@ -70,6 +70,11 @@ def losses(record: Record) -> list[Loss]:
         for name, over in row["over"].items()
         if over["of_medians"] < 1
     ]
+
+
+def _reason(case: str, peer: str, ours: str, over: Record) -> str:
+    found = reason(case, peer, ours)
+    return DRAW if found == UNKNOWN and over["q3"] >= 1 else found
 
 
 def run_label(record: Record) -> str:

@@ -283,7 +283,10 @@ def padding_by_window(number: int, windows: Sequence[int]) -> Record:
 
 
 def measure(
-    effort: Effort, only: Sequence[str] = _SECTIONS, quick: bool = False
+    effort: Effort,
+    only: Sequence[str] = _SECTIONS,
+    quick: bool = False,
+    seeds: int = 1,
 ) -> Record:
     """Run sections by their names; return the record of the run."""
     number = 2_000 if quick else 100_000
@@ -307,7 +310,7 @@ def measure(
                 size = (20_000, 20) if quick else (10_000_000, 1000)
                 found["ranks"] = many_ranks.measure(*size)
             else:
-                found["training"] = list(train(quick))
+                found["training"] = list(train(quick, seeds))
     finally:
         torch.set_num_threads(before)
     found["machine"]["load average after"] = environment.load()
@@ -330,11 +333,11 @@ def _plans(quick: bool) -> Curves:
     return Curves("plan", note, "samples", numbers, plan_contenders)
 
 
-def train(quick: bool) -> Iterator[Record]:
+def train(quick: bool, seeds: int) -> Iterator[Record]:
     """Yield the result of each training run, with each seed and window in turn."""
     options = "--scenes 64 --epochs 1 --val-scenes 8" if quick else "--epochs 5"
     environ = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    for seed in range(1 if quick else 3):
+    for seed in range(1 if quick else seeds):
         for name, window in WINDOWS.items():
             with tempfile.TemporaryDirectory() as folder:
                 script = str(ROOT / "examples" / "ragged_digits.py")
@@ -459,10 +462,12 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument(
         "--only", nargs="+", choices=_SECTIONS, help="run these sections"
     )
+    text = "of the training; a seed takes 3 minutes"
+    parser.add_argument("--seeds", type=int, default=1, help=text)
     args = parser.parse_args(arguments)
-    effort = QUICK if args.quick else Effort(rounds=10, max_seconds=30.0)
-    run = partial(measure, effort, args.only or _SECTIONS, args.quick)
-    results, folder = command.report_run(args, "sampler-cpu", run, page)
+    effort = QUICK if args.quick else Effort(rounds=10, max_seconds=10.0)
+    run = partial(measure, effort, args.only or _SECTIONS, args.quick, args.seeds)
+    results, folder = command.report_run(args, "sampler", run, page)
     from . import charts  # needs matplotlib
 
     charts.draw_windows(results, folder / "charts")

@@ -1,16 +1,16 @@
-"""Write the figures and tables of two pages from the newest records.
+"""Write the figures and tables of two pages from the records.
 
     python -m benchmarks.summary
 
-The pages are the project's README and the list of losses in benchmarks/README.md.
-`make bench` and `make bench-loader` end with this command. It measures nothing.
+The pages are the project's README and the list of losses in benchmarks/README.md. The
+chart of trainings is in the README and on the site's first page. Each command of
+`make` that measures ends with this one. It measures nothing.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -22,6 +22,7 @@ from .report import _head, _row
 
 BEGIN, END = "<!-- measured -->", "<!-- end of measured -->"
 HEAD_BEGIN, HEAD_END = "<!-- figures -->", "<!-- end of figures -->"
+EPOCHS_BEGIN, EPOCHS_END = "<!-- trainings -->", "<!-- end of trainings -->"
 LOST_BEGIN, LOST_END = "<!-- losses -->", "<!-- end of losses -->"
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
@@ -41,13 +42,14 @@ LOADER_CASES = {
     "photos float32": "photographs, float32",
     "equal uint8": "16 equal images, uint8",
 }
+#: The pages with the chart of trainings, and the path of this folder from them.
+TRAINING_PAGES = {"README.md": "benchmarks", "docs/index.md": "../benchmarks"}
 CROSSING = "112 small fields, to cross"
 
 
-def newest(kind: str) -> Path:
-    """Return the file of the newest records of a kind: ``cpu``, ``loader-cpu``."""
-    name = re.compile(rf"\d{{4}}-\d\d-\d\d-{kind}\.json")
-    return max(path for path in RESULTS.iterdir() if name.fullmatch(path.name))
+def file_of(kind: str) -> Path:
+    """Return the file of the records of a kind: ``collate``, ``loader``."""
+    return RESULTS / f"{kind}.json"
 
 
 def times(row: Record | None, ours: str = NATIVE) -> str:
@@ -133,20 +135,53 @@ def loaded(results: Record) -> Iterator[str]:
     yield _row(["112 small tensors, from worker to parent", "", "", crossed])
 
 
+def origin(results: Record) -> str:
+    """Return the date, the commit and the load of a measurement."""
+    machine = results["runs"][0]["machine"]
+    load = machine["load average"].split()[0]
+    return f"{results['date']}, commit {machine['commit']}, load average {load}"
+
+
+def epochs(results: Record, folder: str) -> str:
+    """Return the chart of trainings, and how much faster the best of ours are.
+
+    Args:
+        results: the records.
+        folder: the path of benchmarks/ from the page.
+    """
+    best = []
+    for case in results["runs"][0]["cases"]:
+        rows = case["rows"]
+        ours = min(row["median"] for row in rows if row["kind"] == "ours")
+        best.append(f"{rows[0]['median'] / ours:.2f} for {case['title']}")
+    shown = ", ".join([*best[:-1], f"and {best[-1]}"]) if best[1:] else best[0]
+    return (
+        "![Speed of an epoch beside torch's loader, for four trainings and each loader]"
+        f"({folder}/charts/training.svg)\n\n"
+        "An epoch from files to a trained model on two cores, beside torch's "
+        f"`DataLoader` with the collate function of its users. Our best speed is "
+        f"{shown} ([all figures]({folder}/results/training.md), {origin(results)}).\n"
+    )
+
+
 def block(results: Record, loader: Record) -> str:
     """Return the tables of the README."""
     machine = results["runs"][0]["machine"]
     lines = [
         "Time relative to pyparallel (2.0 = twice as slow): ratios of medians, one "
         f"thread, {machine['cpu'].replace(' for this process', '')}, torch "
-        f"{machine['torch']}, {results['date']}. The first number is for memory fresh "
+        f"{machine['torch']}, {origin(results)}. The first number is for memory fresh "
         "from the system, as in a training process. The second number is for an "
         "allocator that keeps freed memory.",
         "",
         *batches(results),
         "",
+        "The last column copies the finished batch past the cache. pyparallel writes "
+        "batches below half of the last cache (16 MB at most) into it, because the "
+        "step reads them next, so its times for them are longer.",
+        "",
         "One batch of a loader, time relative to pyparallel with one worker / with two "
-        f"workers ({loader['date']}):",
+        f"workers ({origin(loader)}):",
         "",
         *loaded(loader),
         "",
@@ -202,14 +237,19 @@ def main(arguments: list[str] | None = None) -> None:
     """Write the figures of the newest records into both pages."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.summary")
     parser.description = __doc__
-    parser.add_argument("--readme", type=Path, default=ROOT / "README.md")
-    parser.add_argument("--page", type=Path, default=ROOT / "benchmarks" / "README.md")
-    args = parser.parse_args(arguments)
-    records = read(newest("cpu")), read(newest("loader-cpu"))
-    table = lost(*records, read(newest("parallel-cpu")))
-    report.write_block(args.page, table, LOST_BEGIN, LOST_END)
-    report.write_block(args.readme, figures(*records), HEAD_BEGIN, HEAD_END)
-    report.write_block(args.readme, block(*records), BEGIN, END)
+    parser.add_argument("--root", type=Path, default=ROOT, help="folder of the pages")
+    root = parser.parse_args(arguments).root
+    records = read(file_of("collate")), read(file_of("loader"))
+    more = [read(file_of("parallel"))]
+    if file_of("training").exists():
+        more.append(training := read(file_of("training")))
+        for page, folder in TRAINING_PAGES.items():
+            text = epochs(training, folder)
+            report.write_block(root / page, text, EPOCHS_BEGIN, EPOCHS_END)
+    table = lost(*records, *more)
+    report.write_block(root / "benchmarks/README.md", table, LOST_BEGIN, LOST_END)
+    report.write_block(root / "README.md", figures(*records), HEAD_BEGIN, HEAD_END)
+    report.write_block(root / "README.md", block(*records), BEGIN, END)
 
 
 if __name__ == "__main__":

@@ -119,7 +119,7 @@ def main(arguments: list[str] | None = None) -> None:
     args = parser.parse_args(arguments)
     effort = QUICK if args.quick else Effort(args.rounds, args.max_seconds)
     run = partial(measure, effort, args.only, args.quick, args.workers)
-    command.report_run(args, "loader-cpu", run, report.page, report.complaints)
+    command.report_run(args, "loader", run, report.page, report.complaints)
 
 
 if __name__ == "__main__":

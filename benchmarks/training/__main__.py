@@ -163,7 +163,11 @@ def main(arguments: list[str] | None = None) -> None:
     args = parser.parse_args(arguments)
     effort = QUICK if args.quick else Effort(args.rounds, args.max_seconds)
     run = partial(measure, effort, args.only, args.quick)
-    command.report_run(args, "training-cpu", run, page, report.complaints)
+    complaints = report.complaints
+    results, folder = command.report_run(args, "training", run, page, complaints)
+    from .. import charts  # needs matplotlib
+
+    charts.draw_epochs(results, folder / "charts")
 
 
 if __name__ == "__main__":

@@ -20,31 +20,31 @@ def command(name: str) -> Any:
     return importlib.import_module(f"benchmarks.{name}")
 
 
-#: Options of a quick run by command, the end of its file's name, and its titles.
+#: Options of a quick run by command, the name of its file, and its titles.
 RUNS: dict[str, tuple[str, str, set[str]]] = {
     "__main__": (
         "--threads 1 --no-charts",
-        "cpu",
+        "collate",
         {case.title for case in command("collate").cases(True)},
     ),
     "loader.__main__": (
         "--workers 1",
-        "loader-cpu",
+        "loader",
         {case.title for case in loader.cases(True, [1])},
     ),
     "parallel_apply": (
         "",
-        "parallel-cpu",
+        "parallel",
         {case.title for case in parallel_apply.cases(quick=True)},
     ),
     "training.__main__": (
         "--only photographs",
-        "training-cpu",
+        "training",
         {"photographs of different sizes"},
     ),
     "sampler": (
         "",
-        "sampler-cpu",
+        "sampler",
         {"COCO", "demo", "sentences", "audio", "audio stream"},
     ),
 }
@@ -60,7 +60,7 @@ def test_a_command_measures_all_cases_and_makes_its_page_of_the_records(
     threads, out = torch.get_num_threads(), ["--out", str(tmp_path)]
     command(name).main(["--quick", *options.split(), *out])
     assert torch.get_num_threads() == threads
-    (path,) = (tmp_path / "results").glob(f"*-{end}.json")
+    (path,) = (tmp_path / "results").glob(f"{end}.json")
     records = json.loads(path.read_text())
     page = path.with_suffix(".md")
     text = page.read_text()

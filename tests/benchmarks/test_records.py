@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,8 @@ FOLDER = ROOT / "benchmarks"
 RESULTS = FOLDER / "results"
 #: The modules with the page of a kind of record.
 PAGES = {"parallel": "parallel_apply", "loader": "loader.report", "gpu": "gpu.report"}
-PAGES |= {"overlap": "loader.report", "sampler": "sampler", "": "report"}
+PAGES |= {"sampler": "sampler", "training": "training.__main__"}
+PAGES |= {"overlap": "loader.report", "": "report"}
 
 
 @pytest.mark.parametrize("path", sorted(RESULTS.glob("*.json")), ids=lambda p: p.stem)
@@ -32,18 +34,16 @@ def test_the_page_of_each_record_is_made_of_it(path: Path) -> None:
     assert shown == page(json.loads(path.read_text(encoding="utf-8")))
 
 
-def test_tables_of_the_readmes_are_those_of_the_newest_records() -> None:
-    records = [summary.read(summary.newest(kind)) for kind in ("cpu", "loader-cpu")]
-    parallel = summary.read(summary.newest("parallel-cpu"))
-    readme, page = (
-        (folder / "README.md").read_text("utf-8") for folder in (ROOT, FOLDER)
-    )
-    for text, begin, end, expected in (
-        (readme, summary.BEGIN, summary.END, summary.block(*records)),
-        (readme, summary.HEAD_BEGIN, summary.HEAD_END, summary.figures(*records)),
-        (page, summary.LOST_BEGIN, summary.LOST_END, summary.lost(*records, parallel)),
-    ):
-        assert text.partition(begin)[2].partition(end)[0].strip() == expected.strip()
+def test_tables_and_figures_of_the_pages_are_those_of_the_records(
+    tmp_path: Path,
+) -> None:
+    pages = ["README.md", "docs/index.md", "benchmarks/README.md"]
+    for page in pages:
+        (tmp_path / page).parent.mkdir(exist_ok=True)
+        shutil.copy(ROOT / page, tmp_path / page)
+    summary.main(["--root", str(tmp_path)])
+    for page in pages:
+        assert (tmp_path / page).read_text("utf-8") == (ROOT / page).read_text("utf-8")
 
 
 def test_the_page_of_goals_has_those_of_all_cases(tmp_path: Path) -> None:
@@ -54,7 +54,7 @@ def test_the_page_of_goals_has_those_of_all_cases(tmp_path: Path) -> None:
 
 
 def test_a_loss_is_in_the_table_and_a_complaint() -> None:
-    record = json.loads(summary.newest("cpu").read_text("utf-8"))
+    record = json.loads(summary.file_of("collate").read_text("utf-8"))
     run: Any = record["runs"][0]
     run["cases"] = run["cases"][:1]
     (case,) = run["cases"]
