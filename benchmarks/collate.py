@@ -112,7 +112,7 @@ def add_options(parser: argparse.ArgumentParser, threads: list[int]) -> None:
     parser.add_argument(
         "--max-seconds",
         type=float,
-        default=Effort().max_seconds,
+        default=6.0,
         help="limit of each comparison; no round starts after it",
     )
     parser.add_argument(

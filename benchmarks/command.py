@@ -149,7 +149,7 @@ def obtain(
     during = environment.OtherLoad()
     results = measure()
     share = during.share()
-    others = f"{share:.0%} of the cores".replace("%", " %")
+    others = f"{share * 100:.0f} % of the cores"
     for run in results["runs"]:
         flag = ", with --despite-load" if args.despite_load else ""
         run["machine"]["other processes"] = others + flag
@@ -166,9 +166,9 @@ def obtain(
 def _check_load(share: float, advice: str) -> None:
     if share > MOST_LOAD:
         sys.exit(
-            f"benchmarks: other processes must use at most {MOST_LOAD:.0%} of the "
-            f"cores, but use {share:.0%}. {advice}, or pass --despite-load; the page "
-            "then says so."
+            f"benchmarks: other processes must use at most {MOST_LOAD * 100:.0f} % of "
+            f"the cores, but use {share * 100:.0f} %. {advice}, or pass "
+            "--despite-load; the page then says so."
         )
 
 

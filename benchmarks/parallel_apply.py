@@ -275,7 +275,7 @@ def _goals(cases: Sequence[Record]) -> Iterator[str]:
 def main(arguments: list[str] | None = None) -> None:
     """Measure or read records, write the page, and print the problems found."""
     args = command.parser("parallel_apply", __doc__).parse_args(arguments)
-    effort = QUICK if args.quick else Effort(max_seconds=15.0)
+    effort = QUICK if args.quick else Effort(max_seconds=10.0)
     run = partial(measure, effort, args.only, args.quick)
     command.report_run(args, "parallel", run, page, complaints, "parallel_apply")
 

@@ -113,7 +113,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument(
         "--max-seconds",
         type=float,
-        default=10.0,
+        default=6.0,
         help="limit of each comparison; no round starts after it",
     )
     args = parser.parse_args(arguments)

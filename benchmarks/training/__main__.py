@@ -143,7 +143,7 @@ def _table(case: Record) -> Iterator[str]:
                 f"{case['samples'] / row['median']:.0f}",
                 " - ".join(speeds),
                 f"{faster['of_medians']:.2f} ({spread})" if name != TORCH else "1",
-                f"{row['waiting']['median'] / row['median']:.0%}".replace("%", " %"),
+                f"{100 * row['waiting']['median'] / row['median']:.0f} %",
                 duration(row["cpu"]["median"]),
                 f"{row['memory'] / 1e6:.0f} MB",
             ]
@@ -157,7 +157,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument(
         "--max-seconds",
         type=float,
-        default=200.0,
+        default=120.0,
         help="limit of each pipeline; no round starts after it",
     )
     args = parser.parse_args(arguments)

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import importlib
+import json
 import math
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,6 +19,7 @@ pytestmark = pytest.mark.peers
 _harness = importlib.import_module("benchmarks._harness")
 backends = importlib.import_module("benchmarks.backends")
 bench_collate = importlib.import_module("benchmarks.collate")
+command = importlib.import_module("benchmarks.command")
 growth = importlib.import_module("benchmarks.growth")
 limits = importlib.import_module("benchmarks.limits")
 Contender, Disagreement = _harness.Contender, _harness.Disagreement
@@ -151,3 +155,52 @@ def test_the_limit_of_copies_writes_these_bytes_and_no_others(num: int) -> None:
         expected[start : start + num] = src[7:]
         copy(dst.data_ptr() + start, src.data_ptr() + 7, num)
         assert torch.equal(dst, expected)
+
+
+#: The shares of other processes before and during a run, options, if results are kept.
+LOADS = [
+    ((0.1, 0.1), "", True),
+    ((0.2, 0.0), "", False),
+    ((0.0, 0.2), "", False),
+    ((0.2, 0.2), "--despite-load", True),
+]
+
+
+@pytest.mark.parametrize(("shares", "options", "kept"), LOADS)
+def test_a_run_beside_other_processes_keeps_no_results(
+    shares: tuple[float, float],
+    options: str,
+    kept: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    loads = iter(shares)
+    fake = SimpleNamespace(share=lambda: next(loads))
+    monkeypatch.setattr(command.environment, "OtherLoad", lambda: fake)
+    monkeypatch.setattr(command.time, "sleep", lambda seconds: None)
+    folders = {True: tmp_path / "kept", False: tmp_path / "scratch"}
+    monkeypatch.setattr(command, "folder", lambda keep: folders[keep])
+    args = command.parser("some", "").parse_args(options.split())
+    if options:
+        next(loads)  # is not measured
+    records = {"runs": [{"machine": {}}]}
+    path = folders[True] / "results" / "some.json"
+    if kept:
+        assert command.obtain(args, "some", lambda: records)[1] == path
+        share = f"{shares[1] * 100:.0f} % of the cores"
+        flag = ", with --despite-load" if options else ""
+        found = json.loads(path.read_text())["runs"][0]["machine"]
+        assert found == {"other processes": share + flag}
+    else:
+        with pytest.raises(SystemExit, match="at most 10 % of the cores, but use 20 %"):
+            command.obtain(args, "some", lambda: records)
+        assert not path.exists()
+
+
+def test_the_load_of_others_is_the_busy_time_without_the_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    times = iter([(10.0, 2.0, 0.0), (14.0, 3.0, 3.0)])
+    monkeypatch.setattr(command.environment, "_core_seconds", lambda: next(times))
+    monkeypatch.setattr(command.environment, "cores", lambda: 2)
+    assert command.environment.OtherLoad().share() == 0.5
