@@ -29,14 +29,13 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         "date": datetime.date.today().isoformat(),
         "quick": args.quick,
         "runs": [],
-        "sweeps": [],
         "growth": [],
     }
     for mode in args.malloc:
         sections = ["cases"]
-        if not args.only:
+        if not args.only and mode == args.malloc[-1]:
             # In the last mode only: page faults would add growth of the kernel's.
-            sections += ["sweeps", *(["growth"] if mode == args.malloc[-1] else [])]
+            sections.append("growth")
         for key, records in _child(args, mode, sections).items():
             results[key] += records
     return results

@@ -52,16 +52,10 @@ def draw(results: Record, folder: Path) -> list[str]:
     Returns:
         The names of the SVG files.
     """
-    sweeps, growths = results.get("sweeps", []), results.get("growth", [])
-    by_images = [each for each in sweeps if each["x"] == "images"]
-    by_bytes = [each for each in sweeps if each["x"] == "output bytes"]
+    growths = results.get("growth", [])
     figures: dict[str, Callable[[], Figure]] = {}
     if any(run["cases"] for run in results["runs"]):
         figures["ratio_by_case"] = lambda: ratio_by_case(results["runs"])
-    if by_images:
-        figures["ratio_by_batch_size"] = lambda: ratio_by_batch_size(by_images)
-    if by_bytes:
-        figures["throughput_by_bytes"] = lambda: throughput_by_bytes(by_bytes)
     if growths:
         figures["growth_of_cost"] = lambda: growth_of_cost(growths)
     return _save(figures, folder)
@@ -153,54 +147,6 @@ def ratio_by_case(runs: Sequence[Record]) -> Figure:
     figure.suptitle(
         f"Peers against {_first(runs[0]['cases'][0])}: right of 1 the peer is slower"
     )
-    return _with_legend(figure, panels)
-
-
-def ratio_by_batch_size(sweeps: Sequence[Record]) -> Figure:
-    """Return the relative time of each peer over the number of images."""
-    figure, panels = _panels(len(sweeps), 2, 4.2, 3.0)
-    for axes, sweep in zip(panels, sweeps, strict=False):
-        for name, kind in _names(sweep["points"]):
-            if kind == "limit":
-                continue
-            found = [
-                (p["size"], _over_first(p, _row(p, name))) for p in sweep["points"]
-            ]
-            points = [(size, over) for size, over in found if over]
-            if not points:
-                continue
-            sizes = [size for size, _ in points]
-            _line(axes, name, sizes, [over["of_medians"] for _, over in points])
-            low, high = ([over[key] for _, over in points] for key in ("q1", "q3"))
-            axes.fill_between(
-                sizes, low, high, color=_style(name)[0], alpha=0.15, linewidth=0
-            )
-        axes.axhline(1, color="black", linewidth=1)
-        axes.set_title(f"{sweep['title'].partition(': ')[2]}, {sweep['malloc']} malloc")
-        _log_axes(axes, sweep["points"], "images in the batch", _SCALE)
-        _plain_axis(axes.yaxis)
-    base = _first(sweeps[0]["points"][0])
-    figure.suptitle(f"Peers against {base} by batch size: above 1 the peer is slower")
-    return _with_legend(figure, panels)
-
-
-def throughput_by_bytes(sweeps: Sequence[Record]) -> Figure:
-    """Return GB/s of output over the size of the output."""
-    figure, panels = _panels(len(sweeps), 2, 4.6, 3.6)
-    for axes, sweep in zip(panels, sweeps, strict=False):
-        for name, _ in _names(sweep["points"]):
-            points = [
-                (point["nbytes"], point["nbytes"] / row["median"] / 1e9)
-                for point in sweep["points"]
-                if (row := _row(point, name))["installed"]
-            ]
-            _line(axes, name, *zip(*points, strict=True)) if points else None
-        axes.set_title(f"{sweep['malloc']} malloc")
-        _log_axes(axes, sweep["points"], "size of the output", "GB/s of output")
-        nbytes = [point["size"] for point in sweep["points"]][::2]
-        axes.set_xticks(nbytes, list(map(_size, nbytes)))
-        _plain_axis(axes.yaxis)
-    figure.suptitle("Output written per second, one thread (memcpy is warm in both)")
     return _with_legend(figure, panels)
 
 
@@ -304,25 +250,11 @@ def _with_legend(figure: Figure, panels: Sequence[Axes]) -> Figure:
     return figure
 
 
-def _log_axes(axes: Axes, points: Sequence[Record], x: str, y: str) -> None:
-    sizes = [point["size"] for point in points]
-    axes.set_xscale("log", base=2)
-    axes.set_yscale("log")
-    axes.set_xticks(sizes, list(map(str, sizes)))
-    axes.minorticks_off()
-    axes.set(xlabel=x, ylabel=y)
-    axes.grid(True)
-
-
 def _plain_axis(axis: Any, steps: Sequence[int] = (1, 2, 3, 5)) -> None:
     """Write 1, 2, 3, 5, 10 where a logarithmic axis would write powers."""
     axis.set_major_locator(LogLocator(subs=steps))
     axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axis.set_minor_formatter(NullFormatter())
-
-
-def _size(nbytes: int) -> str:
-    return f"{nbytes >> 20} MB" if nbytes >= 1 << 20 else f"{nbytes >> 10} KB"
 
 
 def _style(name: str) -> tuple[str, str, str]:
@@ -340,16 +272,6 @@ def _place(label: str) -> int:
     """Return the position of a label in the legend, in the order of ``_STYLES``."""
     places = [i for i, start in enumerate(_STYLES) if label.startswith(start)]
     return places[0] if places else len(_STYLES)
-
-
-def _names(points: Sequence[Record]) -> list[tuple[str, str]]:
-    rows = [row for point in points for row in point["rows"] if row["installed"]]
-    return list(dict.fromkeys((row["name"], row["kind"]) for row in rows))
-
-
-def _row(point: Record, name: str) -> Record:
-    missing: Record = {"name": name, "installed": False}
-    return next((row for row in point["rows"] if row["name"] == name), missing)
 
 
 def _first(case: Record) -> str:

@@ -21,12 +21,11 @@ from . import (
     environment,
     growth,
     report,
-    sweeps,
 )
 from ._harness import QUICK, Case, Effort, Record, compare
 from .backends import AS_LOADED, use_backend
 
-SECTIONS = ("cases", "sweeps", "growth")
+SECTIONS = ("cases", "growth")
 
 
 def cases(quick: bool) -> list[Case]:
@@ -61,17 +60,6 @@ def measure(
     finally:
         torch.set_num_threads(before)
         use_backend(AS_LOADED)
-
-
-def measure_sweeps(effort: Effort, quick: bool) -> list[Record]:
-    """Run the sweeps with one thread; return their records."""
-
-    def records() -> Iterator[Record]:
-        for each in sweeps.sweeps(quick):
-            _say(each.title)
-            yield sweeps.measure(each, effort)
-
-    return _with_one_thread(records)
 
 
 def measure_growth(effort: Effort, quick: bool) -> list[Record]:
@@ -157,8 +145,6 @@ def main(arguments: list[str] | None = None) -> None:
             results["runs"].append(run)
         if not any(run["cases"] for run in results["runs"]):
             parser.error(f"--only must be part of a case's title, but is {args.only!r}")
-    if "sweeps" in args.sections:
-        results["sweeps"] = measure_sweeps(effort(args), args.quick)
     if "growth" in args.sections:
         results["growth"] = measure_growth(effort(args), args.quick)
     if args.json:
