@@ -1,10 +1,11 @@
-"""Write the figures and tables of two pages from the records.
+"""Write the figures and tables of the pages from the records.
 
     python -m benchmarks.summary
 
 The pages are the project's README and the list of losses in benchmarks/README.md. The
-chart of trainings is in the README and on the site's first page. Each command of
-`make` that measures ends with this one. It measures nothing.
+chart of trainings is in the README and on the site's first page, and the predictions
+beside them are in docs/how-much.md. Each command of `make` that measures ends with this
+one. It measures nothing.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from ._harness import Record
 from .environment import malloc_mode
 from .loader.images import MMCV, ONE_PASS, TORCH
 from .report import _head, _row
+from .training import predicted
 
 BEGIN, END = "<!-- measured -->", "<!-- end of measured -->"
 HEAD_BEGIN, HEAD_END = "<!-- figures -->", "<!-- end of figures -->"
@@ -44,6 +46,8 @@ LOADER_CASES = {
 }
 #: The pages with the chart of trainings, and the path of this folder from them.
 TRAINING_PAGES = {"README.md": "benchmarks", "docs/index.md": "../benchmarks"}
+#: The training whose profile is an example.
+EXAMPLE = "photographs of different sizes"
 CROSSING = "112 small fields, to cross"
 
 
@@ -246,6 +250,15 @@ def main(arguments: list[str] | None = None) -> None:
         for page, folder in TRAINING_PAGES.items():
             text = epochs(training, folder)
             report.write_block(root / page, text, EPOCHS_BEGIN, EPOCHS_END)
+        (run,) = training["runs"]
+        for lines, name in (
+            (predicted.table(run), "predicted"),
+            (predicted.example(run, EXAMPLE), "example"),
+        ):
+            marks = f"<!-- {name} -->", f"<!-- end of {name} -->"
+            report.write_block(
+                root / "docs/how-much.md", "\n".join(lines) + "\n", *marks
+            )
     table = lost(*records, *more)
     report.write_block(root / "benchmarks/README.md", table, LOST_BEGIN, LOST_END)
     report.write_block(root / "README.md", figures(*records), HEAD_BEGIN, HEAD_END)

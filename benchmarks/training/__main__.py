@@ -21,6 +21,7 @@ from .._harness import QUICK, Contender, Effort, Record, compare, ratio
 from ..report import _head, _row, duration
 from .epochs import Epoch, Trainer
 from .pipelines import PIPELINES
+from .predicted import predict, table
 from .ways import ABSENT, TORCH, WAYS
 
 
@@ -54,6 +55,7 @@ def measure(effort: Effort, only: str = "", quick: bool = False) -> Record:
                 trainers = {way: Trainer(name, way, folder, quick) for way in ways}
                 case = measure_case(pipeline.title, pipeline.note, trainers, effort)
                 case["samples"] = len(pipeline.dataset)
+                case["predicted"] = predict(name, folder, quick)
                 record["cases"].append(case)
     record["machine"]["load average after"] = environment.load()
     return record
@@ -125,6 +127,7 @@ def page(results: Record) -> str:
             lines += ["", f"## {case['title'].capitalize()}", "", f"{case['note']}; "]
             lines[-1] += f"{case['rounds']} rounds."
             lines += ["", *_table(case)]
+        lines += ["", "## Predicted by pyparallel profile", "", *table(run)]
         lines += ["", *report.loss_table(report.losses(run)), "", *report.machine(run)]
     return "\n".join(lines) + "\n"
 
