@@ -133,10 +133,12 @@ $(VPEER)/.others: Makefile
 		"torch_geometric>=2.6,<3" "torchio>=1,<2" "skorch>=1.2,<2" "pytorch-ignite>=0.5,<1" \
 		"hyperpyyaml>=1.2,<2" "sentencepiece>=0.2,<1" "soundfile>=0.12,<1" "pandas>=2,<4" \
 		"fastprogress>=1,<2" "fastdownload>=0.0.7,<1" "fasttransform>=0.0.2,<1" \
-		"python-fasthtml>=0.12,<1" "datasets>=4,<6"
+		"python-fasthtml>=0.12,<1" "datasets>=4,<6" "webdataset>=1,<2"
+# litdata without torchvision. boto3 and obstore are its clients of cloud storage.
+	$(VPEER)/bin/python $(PIP) "boto3>=1.40,<2" "obstore>=0.8,<1"
 # Without torchvision and the compiled half of torchaudio, which need the build of torch for
 # CUDA. The loaders need neither.
-	$(VPEER)/bin/python $(PIP) --no-deps "fastai>=2.8,<3" "speechbrain>=1.1,<2" "torchaudio>=2.11,<3"
+	$(VPEER)/bin/python $(PIP) --no-deps "litdata>=0.2.60,<0.3" "fastai>=2.8,<3" "speechbrain>=1.1,<2" "torchaudio>=2.11,<3"
 	rm -f $(VPEER)/lib/python*/site-packages/torchaudio/lib/*.so
 	$(VPEER)/bin/python $(PIP) --no-build-isolation mmcv==1.7.2
 # Both require an OpenCV that needs display libraries; the headless one is sufficient.

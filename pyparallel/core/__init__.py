@@ -8,6 +8,7 @@
 - ``torch_private``: every private name of torch that the package uses.
 - ``versions``: the supported versions of Python and torch.
 - ``tracing``: named ranges for profilers.
+- ``stateful``: the protocol of states, for loaders and samplers.
 - ``text``: numbers, times and sizes as text.
 - ``cpu_time``: CPU time of processes, and the time that threads wait for a core.
 - ``rlimits``: the limits of the process, or none on Windows.
@@ -20,6 +21,7 @@ __all__ = [
     "fork_locks",
     "process",
     "rlimits",
+    "stateful",
     "text",
     "thread_state",
     "torch_private",

@@ -22,9 +22,10 @@ import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
 from ..core.errors import BatchValueError, type_name
+from ..core.stateful import copy_state, is_stateful
 from ..core.torch_private import ExceptionWrapper, in_worker_thread
 from . import _random_state
-from ._sampler_state import END, StatefulIterable, copy_state, is_stateful
+from ._sampler_state import END, StatefulIterable
 from .arguments import Loader
 from .errors import worker_text, wrap_exception
 from .sample_errors import ErrorPolicy

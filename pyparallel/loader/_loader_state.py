@@ -11,9 +11,10 @@ from typing import Any
 import torch
 from torch.utils.data import IterableDataset
 
+from ..core.stateful import copy_state
 from ..core.torch_private import ExceptionWrapper
 from . import _random_state
-from ._sampler_state import copy_state, save_own_state
+from ._sampler_state import save_own_state
 from .arguments import Loader
 
 

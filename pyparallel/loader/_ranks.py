@@ -14,7 +14,8 @@ from typing import Any
 from torch.utils.data import BatchSampler, DistributedSampler
 
 from ..core.errors import type_name
-from ._sampler_state import is_stateful, unwrap_batch_sampler
+from ..core.stateful import is_stateful
+from ._sampler_state import unwrap_batch_sampler
 
 
 class _DealtSampler:

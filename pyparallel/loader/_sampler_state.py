@@ -23,27 +23,12 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
+from ..core.stateful import copy_state, is_stateful
 from .errors import wrap_exception
 
 #: Default of ``next`` for iterators that may yield any value.
 END = object()
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
-
-
-def is_stateful(value: object) -> bool:
-    """Return True if a value implements torchdata's ``Stateful`` protocol."""
-    return callable(getattr(value, "state_dict", None)) and callable(
-        getattr(value, "load_state_dict", None)
-    )
-
-
-def copy_state(value: Any) -> Any:
-    """Return a copy of the state of a stateful value, None for another value.
-
-    A copy, because ``state_dict`` may return an object that changes later. Prefetched
-    batches would change it before the state is saved.
-    """
-    return copy.deepcopy(value.state_dict()) if is_stateful(value) else None
 
 
 def save_sampler(state: Callable[[], Any]) -> Any:

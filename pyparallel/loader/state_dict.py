@@ -14,6 +14,7 @@ from typing import Any
 from torch.utils.data import IterDataPipe, MapDataPipe
 
 from ..core.errors import type_name
+from ..core.stateful import is_stateful
 from . import _random_state
 from ._loader_state import (
     find_epochs,
@@ -24,7 +25,6 @@ from ._loader_state import (
     state_between_epochs,
 )
 from ._progress import Progress
-from ._sampler_state import is_stateful
 from ._state_format import decode, encode
 from .arguments import Loader
 from .sample_errors import SampleError

@@ -12,6 +12,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from ..batch.padding import Padding
 from ..core.errors import BatchTypeError, BatchValueError, check_int, type_name
+from ..core.stateful import copy_state
 from ._arguments import check_arguments, check_state, import_planner, limit_text
 
 T = TypeVar("T")
@@ -201,10 +202,7 @@ class SizeBatcher(IterableDataset[list[T]]):
 
     def _source_state(self) -> Any:
         """Return the state of the dataset, None if it has none."""
-        dataset: Any = self.dataset
-        if hasattr(dataset, "state_dict") and hasattr(dataset, "load_state_dict"):
-            return copy.deepcopy(dataset.state_dict())
-        return None
+        return copy_state(self.dataset)
 
     def _shapes(self, num_dims: int) -> Any:
         planner = import_planner(_WHERE)

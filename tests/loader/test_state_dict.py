@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch.utils.data import IterableDataset, get_worker_info
 from torch.utils.data.datapipes.iter import IterableWrapper
 
-from pyparallel import DataLoader
+from pyparallel import DataLoader, SizeBatcher
 from tests.support.loader import resumed
 from tests.support.loader.resumed import (
     ORDERS,
@@ -704,3 +704,39 @@ def test_batches_out_of_order_and_datapipes_have_no_state() -> None:
     assert [batch.tolist() for batch in loader] == [[0, 1], [2, 3]]
     with pytest.raises(TypeError, match="has a DataPipe"):
         loader.state_dict()
+
+
+class OfAnotherLoader(IterableDataset[Any]):
+    """Its state needs arguments, as those of litdata and MosaicML streaming."""
+
+    def __iter__(self) -> Any:
+        info = get_worker_info()
+        yield from range(info.id, 12, info.num_workers) if info else range(12)
+
+    def state_dict(self, num_samples: int) -> dict[str, Any]:
+        raise AssertionError("the loader has no number")
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        raise AssertionError("there is no state")
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("batcher", [False, True])
+def test_a_dataset_whose_state_needs_arguments_is_read_again(
+    batcher: bool, num_workers: int
+) -> None:
+    def make() -> Any:
+        stream: Any = OfAnotherLoader()
+        if batcher:
+            stream = SizeBatcher(stream, int, 2, window=2)
+        size = None if batcher else 2
+        return DataLoader(stream, size, num_workers=num_workers, collate_fn=list)
+
+    whole = list(make())
+    assert sorted(i for batch in whole for i in batch) == list(range(12))
+    for num_steps in (1, 4):
+        batches = iter(stopped := make())
+        first = [next(batches) for _ in range(num_steps)]
+        resumed_loader = make()
+        resumed_loader.load_state_dict(stopped.state_dict())
+        assert first + list(resumed_loader) == whole

@@ -92,6 +92,7 @@ dataset, transform, image = range(64), torch.clone, torch.ones(3)
 ELSEWHERE = {
     "README.md": "test_python_in_the_readme_prints_the_output_that_it_shows",
     "docs/evaluation.md": "tests/sampler/test_distributed_eval_sampler.py",
+    "docs/sources.md": "tests/project/test_docs_sources.py",
 }
 #: Pages whose sessions run here, and the test with the peers that runs the rest.
 BESIDE_PEERS = {"docs/frameworks.md": "tests/project/test_docs_differential.py"}
