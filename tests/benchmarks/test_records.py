@@ -37,7 +37,7 @@ def test_the_page_of_each_record_is_made_of_it(path: Path) -> None:
 def test_tables_and_figures_of_the_pages_are_those_of_the_records(
     tmp_path: Path,
 ) -> None:
-    pages = ["README.md", "docs/index.md", "benchmarks/README.md"]
+    pages = ["README.md", "docs/index.md", "docs/how-much.md", "benchmarks/README.md"]
     for page in pages:
         (tmp_path / page).parent.mkdir(exist_ok=True)
         shutil.copy(ROOT / page, tmp_path / page)
