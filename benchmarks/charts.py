@@ -97,7 +97,6 @@ def epochs(cases: Sequence[Record]) -> Figure:
         axes.set_yticks(range(len(names)), names if i == 0 else [""] * len(names))
         axes.set_title(case["title"])
     figure.suptitle("Speed of an epoch beside torch's loader: right of 1 it is faster")
-    figure.tight_layout()
     return figure
 
 

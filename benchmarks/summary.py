@@ -48,6 +48,7 @@ LOADER_CASES = {
 TRAINING_PAGES = {"README.md": "benchmarks", "docs/index.md": "../benchmarks"}
 #: The training whose profile is an example.
 EXAMPLE = "photographs of different sizes"
+_OTHER_LOADERS = ("SPDL", "DALI", "torchdata")
 CROSSING = "112 small fields, to cross"
 
 
@@ -147,25 +148,35 @@ def origin(results: Record) -> str:
 
 
 def epochs(results: Record, folder: str) -> str:
-    """Return the chart of trainings, and how much faster the best of ours are.
+    """Return the chart of trainings, and the best speeds of ours and of others.
 
     Args:
         results: the records.
         folder: the path of benchmarks/ from the page.
     """
-    best = []
-    for case in results["runs"][0]["cases"]:
-        rows = case["rows"]
-        ours = min(row["median"] for row in rows if row["kind"] == "ours")
-        best.append(f"{rows[0]['median'] / ours:.2f} for {case['title']}")
-    shown = ", ".join([*best[:-1], f"and {best[-1]}"]) if best[1:] else best[0]
-    return (
+    lines = [
         "![Speed of an epoch beside torch's loader, for four trainings and each loader]"
-        f"({folder}/charts/training.svg)\n\n"
-        "An epoch from files to a trained model on two cores, beside torch's "
-        f"`DataLoader` with the collate function of its users. Our best speed is "
-        f"{shown} ([all figures]({folder}/results/training.md), {origin(results)}).\n"
-    )
+        f"({folder}/charts/training.svg)",
+        "",
+        "An epoch goes from files to a trained model, on two cores. Its speed beside "
+        "torch's `DataLoader` with the collate function of its users "
+        f"([all figures]({folder}/results/training.md), {origin(results)}):",
+        "",
+        *_head(["", "best of ours", "best of SPDL, DALI, torchdata"]),
+    ]
+    for case in results["runs"][0]["cases"]:
+        first, *others = case["rows"]
+        kinds = (
+            [row for row in others if row["kind"] == "ours"],
+            [row for row in others if row["name"].startswith(_OTHER_LOADERS)],
+        )
+        cells = [case["title"]]
+        for rows in kinds:
+            best = min(rows, key=lambda row: row["median"])
+            speed, name = first["median"] / best["median"], best["name"]
+            cells.append(f"{speed:.2f} ({name.removeprefix('... ')})")
+        lines.append(_row(cells))
+    return "\n".join(lines) + "\n"
 
 
 def block(results: Record, loader: Record) -> str:
