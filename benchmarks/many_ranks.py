@@ -30,19 +30,18 @@ PARTS = (100, 90, 102, 50, 99, 100, 75, 80, 64, 96, 100)
 def measure(number: int, num_replicas: int) -> Record:
     """Measure plans of up to a number of samples, and simulate an epoch of it.
 
-    Both have texts and images, with one dimension and two, planned as a whole and in
-    sections.
+    Both have texts and images, with one dimension and two. Plans have a place for each
+    sample, or for ten samples.
     """
     plans, epochs = [], []
     for size in (number // 100, number // 10, number):
         for name, sizes, limit in _ways(size):
-            for plan_size in (None, number // 10):
+            for plan_size in (None, size // 10):
                 row = {"name": name, "samples": size, "plan_size": plan_size}
-                if plan_size is None or size > plan_size:
-                    plans.append(row | plan(sizes, plan_size, **limit))
+                plans.append(row | plan(sizes, plan_size, **limit))
     cheapest, *_, dearest = _ways(number)
     for name, sizes, limit in (cheapest, dearest):
-        for plan_size in (None, number // 4):
+        for plan_size in (None, number // 10):
             row = {"name": name, "plan_size": plan_size}
             epochs.append(row | simulate(sizes, num_replicas, plan_size, **limit))
     return {"samples": number, "ranks": num_replicas, "plans": plans, "epochs": epochs}
@@ -155,7 +154,7 @@ def tables(found: Record) -> Iterator[str]:
             [
                 row["name"],
                 f"{row['samples']:,}",
-                _section(row),
+                _plan_size(row),
                 *(duration(row[name]) for name in ("make", "first")),
                 *(f"{row[name] / 2**20:.1f} MiB" for name in ("sizes", "peak")),
             ]
@@ -171,7 +170,7 @@ def tables(found: Record) -> Iterator[str]:
         yield _row(
             [
                 row["name"],
-                _section(row),
+                _plan_size(row),
                 *(f"{row[name]:,}" for name in ("steps", "once", "lost", "again")),
                 *(f"{row[name]:.3f}" for name in ("balance_mean", "balance_p99")),
                 *(duration(row[name]) for name in ("last_resume", "resume")),
@@ -179,5 +178,5 @@ def tables(found: Record) -> Iterator[str]:
         )
 
 
-def _section(row: Record) -> str:
+def _plan_size(row: Record) -> str:
     return f"{row['plan_size']:,}" if row["plan_size"] else "None"

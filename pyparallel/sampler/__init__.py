@@ -8,8 +8,9 @@ the same for streams: it reads windows of samples.
 `_measure` evaluates a function for the sizes, and caches them in a file.
 `planner` checks the sizes and makes the plan of an epoch, which is equal on all ranks:
 
-1. Shuffle the samples, and divide windows of them into batches (`_division`).
-2. Combine batches of similar cost into steps, one batch for each rank.
+1. Let samples of similar sizes share a place, if there are too many (`places`).
+2. Shuffle the places, and divide windows of them into batches (`_division`).
+3. Combine batches of similar cost into steps, one batch for each rank.
 
 `report` compares a plan with random batches. This folder needs NumPy, so other folders
 import its modules with that in mind: only the three classes can be imported without.
@@ -17,6 +18,7 @@ import its modules with that in mind: only the three classes can be imported wit
 
 __all__ = [
     "distributed_eval_sampler",
+    "places",
     "planner",
     "ranks",
     "report",

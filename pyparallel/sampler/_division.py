@@ -203,24 +203,6 @@ def split_evenly(total: int, parts: int) -> Array:
     return np.diff(edges)
 
 
-def split_longest(lengths: Array, number: int) -> Array:
-    """Return the lengths of consecutive batches with some of the longest ones halved.
-
-    They are unchanged if too few batches have two samples.
-
-    Args:
-        lengths: the numbers of samples of the batches.
-        number: the number of batches to halve.
-    """
-    longest = np.argsort(-lengths, kind="stable")[:number]
-    if len(longest) < number or lengths[longest[-1]] < 2:
-        return lengths
-    second = np.zeros_like(lengths)
-    second[longest] = lengths[longest] // 2
-    halves = _interleave(lengths - second, second)
-    return halves[halves > 0]
-
-
 class _BudgetDivider:
     """Divide windows until every segment fits the budget."""
 

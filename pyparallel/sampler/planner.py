@@ -23,12 +23,9 @@ from ._division import (
     divide_by_total,
     size_codes,
     split_evenly,
-    split_longest,
 )
-from .sections import Sections
+from .places import BLOCK, Places
 
-#: Windows are divided in blocks of about this many samples, which fit in the caches.
-_BLOCK = 2**18
 #: Steps are combined from the batches of this many steps for each batch of a window.
 #: Only a large number gives neighbours of similar cost to the most expensive batches.
 _STEPS_PER_WINDOW = 40
@@ -83,6 +80,12 @@ def check_sizes(sizes: Any) -> Sizes:
             f"{found[index].tolist()}. Correct the size of sample {index}."
         )
     return rows.astype(np.int32, copy=rows.flags.writeable)
+
+
+def checksum(sizes: Sizes) -> int:
+    """Return a checksum of sizes."""
+    rows: Any = np.ascontiguousarray(sizes)
+    return crc32(rows, crc32(repr(sizes.shape).encode()))
 
 
 class PaddedShapes:
@@ -204,9 +207,14 @@ def find_candidates(
     Raises:
         ValueError: a sample exceeds the budget, unless ``skip_oversized``.
     """
-    oversized = [np.zeros(0, dtype=np.int64)]
-    for begin in range(0, len(sizes) if budget.limit else 0, _BLOCK):
-        block = sizes[begin : begin + _BLOCK]
+    if not (budget.limit and len(sizes)):
+        return None
+    largest = np.array([[column.max()] for column in sizes.T])
+    if budget.needs(largest)[0] <= budget.limit:
+        return None  # without a look at each sample, as needs grow with sizes
+    oversized = []
+    for begin in range(0, len(sizes), BLOCK):
+        block = sizes[begin : begin + BLOCK]
         needs = budget.needs(block.T)
         found = np.flatnonzero(needs > budget.limit)
         if len(found) and not skip_oversized:
@@ -225,36 +233,40 @@ def find_candidates(
 class Plan:
     """The batches of an epoch, or of the rest of an epoch, for all ranks.
 
+    A cell is a batch of places with one sample of each. The number of a cell is the
+    number of its batch times the samples of a place, plus the position in a place.
+
     Attributes:
-        samples: the indices of the samples, batch by batch.
-        ends: the position after the last sample of each batch, preceded by 0.
+        places: the places.
+        turns: the first sample of each place.
+        order: the places, batch by batch.
+        ends: the position after the last place of each batch, preceded by 0.
         shapes: the padded shapes of the batches, ``(d, batches)``.
         costs: the padded elements of the batches.
-        steps: the numbers of the batches, ``(steps, num_replicas)``.
-        num_complete: the number of steps without repeated batches.
+        steps: the numbers of the cells, ``(steps, num_replicas)``.
+        num_complete: the number of steps without repeated cells.
     """
 
-    samples: npt.NDArray[np.int32]
+    places: Places
+    turns: npt.NDArray[np.int32]
+    order: npt.NDArray[np.int32]
     ends: Array
     shapes: Array
     costs: Floats
-    steps: Array
+    steps: npt.NDArray[np.int32]
     num_complete: int
 
     def batch(self, step: int, rank: int) -> list[int]:
         """Return the samples of a batch."""
-        number = self.steps[step, rank]
-        indices: list[int]
-        indices = self.samples[self.ends[number] : self.ends[number + 1]].tolist()
-        return indices
+        number, copy = divmod(int(self.steps[step, rank]), self.places.depth)
+        places = self.order[self.ends[number] : self.ends[number + 1]]
+        found: list[int] = self.places.samples(places, copy, self.turns).tolist()
+        return found
 
-    def samples_of_steps(self, num_steps: int) -> npt.NDArray[np.int32]:
-        """Return the samples of the first steps, on all ranks."""
-        is_used = np.zeros(len(self.costs), dtype=bool)
-        is_used[self.steps[:num_steps]] = True
-        used: npt.NDArray[np.int32]
-        used = self.samples[np.repeat(is_used, np.diff(self.ends))]
-        return used
+    def cells_of_batches(self) -> Array:
+        """Return the number of different cells of each batch in the steps."""
+        cells = np.unique(self.steps) // self.places.depth
+        return np.bincount(cells, minlength=len(self.costs))
 
 
 @dataclass(frozen=True)
@@ -262,9 +274,8 @@ class Planner:
     """The arguments of a sampler that determine its plans, apart from the ranks.
 
     Attributes:
-        sizes: the sizes of the samples, ``(n, d)``.
+        places: the places of the samples.
         shapes: the shapes of padded batches.
-        candidates: the indices of the samples that batches may have, None for all.
         batch_size: the number of samples of a batch, 0 with a budget.
         max_padded: the budget of a batch in padded elements, 0 without one.
         max_total: the budget of a batch in elements without padding, 0 without one.
@@ -273,12 +284,10 @@ class Planner:
         seed: the seed of all plans.
         window: the number of batches that are divided together.
         drop_last: whether to drop samples that do not fill a step.
-        plan_size: the largest number of samples of a section, None: an epoch is one.
     """
 
-    sizes: Sizes
+    places: Places
     shapes: PaddedShapes
-    candidates: npt.NDArray[np.int32] | None
     batch_size: int
     max_padded: int
     max_total: int
@@ -287,111 +296,72 @@ class Planner:
     seed: int
     window: int
     drop_last: bool
-    plan_size: int | None = None
-
-    def checksum(self) -> int:
-        """Return a checksum of the sizes."""
-        rows: Any = np.ascontiguousarray(self.sizes)
-        return crc32(rows, crc32(repr(self.sizes.shape).encode()))
-
-    @property
-    def num_candidates(self) -> int:
-        """The number of samples that batches may have."""
-        return len(self.sizes if self.candidates is None else self.candidates)
-
-    @property
-    def sections(self) -> Sections:
-        """The sections of the candidates."""
-        seed = self.seed if self.shuffle else None
-        return Sections(self.num_candidates, self.plan_size, seed)
-
-    def num_steps(self, epoch: int, num_replicas: int, section: int) -> int:
-        """Return the number of steps of a section that has no history."""
-        if not self.batch_size:
-            return len(self.plan(epoch, num_replicas, section=section).steps)
-        num_samples = self.sections.length(epoch, section)
-        if self.drop_last:
-            return num_samples // (self.batch_size * num_replicas)
-        return -(-num_samples // self.batch_size // num_replicas)
 
     def plan(
         self,
-        epoch: int,
+        seeds: Sequence[int],
         num_replicas: int,
         history: Sequence[tuple[int, int]] = (),
-        section: int = 0,
     ) -> Plan:
-        """Return the plan of the rest of a section of an epoch.
+        """Return the plan of the rest of an epoch.
+
+        The batches do not depend on the number of ranks. The cells that no rank has
+        used are combined into other steps when the number changes.
 
         Args:
-            epoch: the number of the epoch.
+            seeds: the number of the epoch, and others that determine the plan.
             num_replicas: the number of ranks.
-            history: the earlier parts of this section with other numbers of ranks: the
+            history: the earlier parts of this epoch with other numbers of ranks: the
                 number of ranks and the number of steps of each part.
-            section: the number of the section.
         """
-        left = self.sections.samples(epoch, section)
-        if self.candidates is not None:
-            left = self.candidates[left]
-        for part, (replicas, num_steps) in enumerate(history):
-            generator = self._generator(epoch, part, section)
-            earlier = self.plan_part(left, replicas, generator)
-            is_left = np.zeros(len(self.sizes), dtype=bool)
-            is_left[left] = True
-            is_left[earlier.samples_of_steps(num_steps)] = False
-            left = left[is_left[left]]
-            if num_steps == len(earlier.steps):  # the rest was dropped
-                left = left[:0]
-        generator = self._generator(epoch, len(history), section)
-        return self.plan_part(left, num_replicas, generator)
-
-    def _generator(self, epoch: int, part: int, section: int) -> np.random.Generator:
-        seeds = [self.seed, epoch, part, *([section] if section else [])]
-        return np.random.Generator(np.random.PCG64(seeds))
-
-    def plan_part(
-        self,
-        left: npt.NDArray[np.int32],
-        num_replicas: int,
-        generator: np.random.Generator,
-    ) -> Plan:
-        """Return the plan of samples.
-
-        Args:
-            left: the indices of the samples.
-            num_replicas: the number of ranks.
-            generator: determines the order.
-        """
-        samples = generator.permutation(left) if self.shuffle else left.copy()
-        if self.batch_size and self.drop_last:
-            dropped = len(samples) % (self.batch_size * num_replicas)
-            samples = samples[: len(samples) - dropped]
-        lengths, shapes, costs = self._divide(samples)
-        missing = -len(lengths) % num_replicas
-        if self.plan_size and missing and not self.drop_last:
-            lengths = split_longest(lengths, missing)
-            shapes, costs = self.measure(self.sizes[samples].T, lengths)
-        steps, num_complete = self._make_steps(costs, num_replicas, generator)
+        generator = self._generator(*seeds)
+        order = np.arange(self._num_planned(), dtype=np.int32)
+        if self.shuffle:
+            generator.shuffle(order)
+        turns = self.places.turns(generator if self.shuffle else None)
+        if self.drop_last and self.batch_size:
+            order = order[: len(order) // self.batch_size * self.batch_size]
+        lengths, shapes, costs = self._divide(order)
         ends = np.concatenate([[0], np.cumsum(lengths)])
-        return Plan(samples, ends, shapes, costs, steps, num_complete)
+        left = self.places.cells(order, ends, turns)
+        for part, (replicas, num_steps) in enumerate((*history, (num_replicas, 0))):
+            if part:
+                generator = self._generator(*seeds, part)
+            steps, complete = self._make_steps(left, costs, replicas, generator)
+            if part < len(history):
+                left = np.setdiff1d(left, steps[:num_steps], assume_unique=True)
+                if num_steps == len(steps):  # the rest was dropped
+                    left = left[:0]
+        return Plan(self.places, turns, order, ends, shapes, costs, steps, complete)
+
+    def _generator(self, *seeds: int) -> np.random.Generator:
+        return np.random.Generator(np.random.PCG64([self.seed, *seeds]))
+
+    def _num_planned(self) -> int:
+        """Return the number of places. All batches are full if samples are dropped."""
+        if self.drop_last and self.batch_size:
+            return self.places.num_complete
+        return len(self.places.sizes)
 
     def _divide(self, samples: npt.NDArray[np.int32]) -> tuple[Array, Array, Floats]:
         """Sort the samples into batches. Return their lengths, shapes and costs."""
         if self.max_total:
-            sizes = self.sizes[samples].T
+            sizes = self.places.sizes[samples].T
             totals = sizes.sum(axis=0, dtype=np.int64)
+            # The sizes of a place may not belong to one sample, but each sample fits.
+            np.minimum(totals, self.max_total, out=totals)
             counts = divide_by_total(totals, self.max_total, self.max_batch_size)
             return counts, *self.measure(sizes, counts)
         windows = self._window_lengths(samples)
         lengths = [np.zeros(0, dtype=np.int64)]
-        shapes = [np.zeros((self.sizes.shape[1], 0), dtype=np.int64)]
+        shapes = [np.zeros((self.places.sizes.shape[1], 0), dtype=np.int64)]
         costs = [np.zeros(0)]
         begin = first = 0
         ends = np.cumsum(windows)
         while first < len(windows):
-            last = max(first + 1, int(np.searchsorted(ends, begin + _BLOCK, "right")))
+            last = max(first + 1, int(np.searchsorted(ends, begin + BLOCK, "right")))
             block = samples[begin : ends[last - 1]]
-            sizes = np.ascontiguousarray(self.sizes[block].T)
+            sizes = np.ascontiguousarray(self.places.sizes[block].T)
             order, counts = self._divide_block(sizes, windows[first:last])
             block[:] = block[order]
             shape, cost = self.measure(sizes.take(order, axis=1), counts)
@@ -419,10 +389,16 @@ class Planner:
         shapes = self.shapes(np.maximum.reduceat(sizes, starts, axis=1))
         return shapes, shapes.prod(axis=0, dtype=np.float64) * counts
 
-    def num_elements(self, samples: npt.NDArray[np.int32]) -> float:
-        """Return the number of elements of samples without padding."""
+    def num_elements(self, places: npt.NDArray[np.int32], cells: Array) -> float:
+        """Return the number of elements without padding.
+
+        Args:
+            places: the numbers of places.
+            cells: the number of samples of each place.
+        """
         add = np.sum if self.max_total else np.prod
-        return float(add(self.sizes[samples], axis=1, dtype=np.float64).sum())
+        elements = add(self.places.sizes[places], axis=1, dtype=np.float64)
+        return float((elements * cells).sum())
 
     def _window_lengths(self, samples: npt.NDArray[np.int32]) -> Array:
         """Return the numbers of samples of the windows."""
@@ -435,8 +411,8 @@ class Planner:
             counts[-1] -= num_batches * self.batch_size - len(samples)
             return counts
         total = 0
-        for begin in range(0, len(samples), _BLOCK):
-            sizes = self.sizes[samples[begin : begin + _BLOCK]].T
+        for begin in range(0, len(samples), BLOCK):
+            sizes = self.places.sizes[samples[begin : begin + BLOCK]].T
             loads = self._load(sizes, np.ones(sizes.shape[1]))
             # A sum of floats may differ between processors, and so between ranks.
             total += int((loads * 2**20).astype(np.int64).sum())
@@ -458,34 +434,57 @@ class Planner:
         load: Floats = self.shapes.num_elements(largest) * counts / self.max_padded
         if self.max_batch_size:
             np.maximum(load, counts / self.max_batch_size, out=load)
-        return load
+        # The sizes of a place may not belong to one sample, but each sample fits.
+        return np.where(counts == 1, np.minimum(load, 1), load)
 
     def _make_steps(
-        self, costs: Floats, num_replicas: int, generator: np.random.Generator
-    ) -> tuple[Array, int]:
-        """Return the batches of the steps, and the number of complete steps.
+        self,
+        left: npt.NDArray[np.int32],
+        costs: Floats,
+        num_replicas: int,
+        generator: np.random.Generator,
+    ) -> tuple[npt.NDArray[np.int32], int]:
+        """Return the cells of the steps, and the number of complete steps.
 
-        The batches of a step are neighbours in cost, among those of many windows. The
+        The cells of a step are neighbours in cost, among those of many windows. The
         incomplete step is the last.
+
+        Args:
+            left: the numbers of the cells that no rank has used, in increasing order.
+            costs: the costs of the batches.
+            num_replicas: the number of ranks.
+            generator: determines the order.
         """
-        num_complete, num_extra = divmod(len(costs), num_replicas)
-        order = np.arange(len(costs))
-        num_windows = max(1, -(-num_complete // (self.window * _STEPS_PER_WINDOW)))
-        windows = split_evenly(num_complete, num_windows)
+        num_complete, num_extra = divmod(len(left), num_replicas)
         if num_replicas > 1:
-            counts = windows * num_replicas
-            counts[-1] += num_extra
-            order = np.lexsort((costs, np.repeat(np.arange(len(counts)), counts)))
-        before = int(windows[-1])
+            windows = -(-num_complete // (self.window * _STEPS_PER_WINDOW))
+            left = self._sort_cells(left, costs, windows)
+        start = num_complete * num_replicas
         if self.shuffle:
-            before = int(generator.integers(before + 1))
-        start = (num_complete - int(windows[-1]) + before) * num_replicas
-        incomplete = order[start : start + num_extra]
-        order = np.delete(order, np.s_[start : start + num_extra])
-        steps = order.reshape(num_complete, num_replicas)
+            start = int(generator.integers(num_complete + 1)) * num_replicas
+        incomplete = left[start : start + num_extra]
+        complete = np.delete(left, np.s_[start : start + num_extra])
+        steps = complete.reshape(num_complete, num_replicas)
         if self.shuffle:
-            steps = generator.permuted(steps, axis=1)
+            if num_replicas > 1:
+                generator.permuted(steps, axis=1, out=steps)
             steps = steps[generator.permutation(num_complete)]
         if num_extra and not self.drop_last:
             steps = np.concatenate([steps, np.resize(incomplete, (1, num_replicas))])
         return steps, num_complete
+
+    def _sort_cells(
+        self, cells: npt.NDArray[np.int32], costs: Floats, num_windows: int
+    ) -> npt.NDArray[np.int32]:
+        """Return cells in the order of windows and of the costs of their batches.
+
+        Costs rise in one window and fall in the next one, as a step may have the last
+        cells of a window and the first ones of the next.
+        """
+        counts = np.bincount(cells // self.places.depth, minlength=len(costs))
+        starts = np.cumsum(counts) - counts
+        windows = starts * num_windows // max(1, len(cells))
+        order = np.lexsort((np.where(windows % 2, -costs, costs), windows))
+        counts = counts[order]
+        moves = starts[order] - (np.cumsum(counts) - counts)
+        return cells[np.repeat(moves, counts) + np.arange(len(cells))]

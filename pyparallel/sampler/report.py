@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -76,25 +76,23 @@ def make_report(planner: Planner, plan: Plan, epoch: int) -> SizeBatchReport:
 
 
 def _shuffle(planner: Planner, plan: Plan, epoch: int) -> Plan:
-    """Return a plan of the same number of batches, whose samples are random."""
+    """Return a plan of the same number of batches, whose places are random."""
     generator = np.random.Generator(np.random.PCG64([planner.seed, epoch, 2**31]))
-    samples = generator.permutation(plan.samples)
+    order = generator.permutation(plan.order)
     num_batches, ends = len(plan.costs), plan.ends
     if not planner.batch_size:  # small batches of large samples would not be random
-        ends = np.arange(num_batches + 1) * len(samples) // max(1, num_batches)
-    shapes, costs = planner.measure(planner.sizes[samples].T, np.diff(ends))
-    return Plan(samples, ends, shapes, costs, plan.steps, plan.num_complete)
+        ends = np.arange(num_batches + 1) * len(order) // max(1, num_batches)
+    sizes = planner.places.sizes[order].T
+    shapes, costs = planner.measure(sizes, np.diff(ends))
+    return replace(plan, order=order, ends=ends, shapes=shapes, costs=costs)
 
 
 def _figures(planner: Planner, plan: Plan) -> BatchFigures:
-    lengths = np.diff(plan.ends)
-    is_used = np.zeros(len(lengths), dtype=bool)
-    is_used[plan.steps] = True
-    used = plan.samples_of_steps(len(plan.steps))
-    total = float(plan.costs[is_used].sum())
-    data = planner.num_elements(used)
-    shapes = np.concatenate([lengths[None], plan.shapes])[:, is_used]
-    costs = plan.costs[plan.steps[: plan.num_complete]]
+    lengths, cells = np.diff(plan.ends), plan.cells_of_batches()
+    data = planner.num_elements(plan.order, np.repeat(cells, lengths))
+    total = float((plan.costs * cells).sum())
+    shapes = np.concatenate([lengths[None], plan.shapes])[:, cells > 0]
+    costs = plan.costs[plan.steps[: plan.num_complete] // plan.places.depth]
     means = costs.mean(axis=1)
     ratios = np.ones(1)
     if (means > 0).any():
@@ -105,5 +103,5 @@ def _figures(planner: Planner, plan: Plan) -> BatchFigures:
         balance_mean=float(ratios.mean()),
         balance_p99=float(np.quantile(ratios, 0.99)),
         num_steps=len(plan.steps),
-        batch_size_mean=float(lengths[is_used].mean()) if len(used) else 0.0,
+        batch_size_mean=float((lengths * cells).sum() / max(1, cells.sum())),
     )

@@ -82,10 +82,11 @@ class SizeBatchSampler(Sampler[list[int]]):
         rank: the rank of this process. None: its rank in that group, 0 without one.
         skip_oversized: leave out samples that alone exceed ``max_padded`` or
             ``max_total``, instead of an error. `num_skipped` is their number.
-        plan_size: the largest number of samples that are planned together. Longer
-            epochs are planned in sections, which are random samples of the data set.
-            ``drop_last`` drops samples in each section. Otherwise a few batches are
-            halved, so that no step repeats batches.
+        plan_size: the largest number of places of a plan, for data sets of more
+            samples. Then samples of similar sizes share a place. Each batch of places
+            is used several times in an epoch, with other samples. ``drop_last`` also
+            drops at most one place, and samples that fill no batch of places. Without
+            ``shuffle``, the order is that of the sizes.
         num_samples: the number of samples, if ``sizes`` is a function.
         progress: show a progress bar for calls of ``sizes``, if tqdm is installed.
         cache: the path of a file for the sizes, if ``sizes`` is a function. If the file
@@ -171,20 +172,13 @@ class SizeBatchSampler(Sampler[list[int]]):
         self.drop_last: bool = drop_last
         shapes = planner.PaddedShapes(padding, self.sizes.shape[1])
         shapes.check_largest(self.sizes)
-        self._planner = planner.Planner(
-            sizes=self.sizes,
-            shapes=shapes,
-            candidates=planner.find_candidates(
-                self.sizes,
-                planner.Budget(shapes, options["max_padded"], options["max_total"]),
-                skip_oversized,
-            ),
-            plan_size=plan_size,
-            **options,
-        )
-        self.num_skipped: int = len(self.sizes) - self._planner.num_candidates
+        budget = planner.Budget(shapes, options["max_padded"], options["max_total"])
+        candidates = planner.find_candidates(self.sizes, budget, skip_oversized)
+        places = planner.Places.of(self.sizes, candidates, plan_size)
+        self._planner = planner.Planner(places, shapes, **options)
+        self.num_skipped: int = len(self.sizes) - places.num_samples
         self._arguments["num_samples"] = len(self.sizes)
-        self._arguments["checksum"] = self._planner.checksum()
+        self._arguments["checksum"] = planner.checksum(self.sizes)
         # Where a pass begins, or the position after the last batch.
         self._position = _first(0)
         # The number of the epoch after this one, if the position is used.
@@ -193,8 +187,6 @@ class SizeBatchSampler(Sampler[list[int]]):
         self._reported: _Position | None = None
         self._plan: Plan | None = None
         self._plan_key: Any = None
-        # The number of steps of later sections, by what determines it.
-        self._num_later: dict[tuple[int, int, int], int] = {}
 
     @property
     def epoch(self) -> int:
@@ -228,7 +220,7 @@ class SizeBatchSampler(Sampler[list[int]]):
         num_replicas, rank = self._ranks.use()
         start = self._find_start()
         # set_epoch() may follow before the first batch, unless this is a rest.
-        is_rest = bool(start.section or start.history or start.step)
+        is_rest = bool(start.history or start.step)
         return self._pass(num_replicas, rank, start if is_rest else None)
 
     def _find_start(self) -> _Position:
@@ -244,31 +236,23 @@ class SizeBatchSampler(Sampler[list[int]]):
         if position is self._position:  # set_epoch() was not called since iter()
             self._next_epoch = position.next_epoch
         position = position.divide(num_replicas)
-        for _ in range(position.section, len(self._planner.sections)):
-            self._reported = position
-            plan = self._make_plan(position)
-            for step in range(position.step, len(plan.steps)):
-                # In one assignment, because another thread may call set_epoch().
-                self._position = position._replace(step=step + 1, is_used=True)
-                yield plan.batch(step, rank)
-            position = position.next_section(len(plan.steps))
+        self._reported = position
+        plan = self._make_plan(position)
+        for step in range(position.step, len(plan.steps)):
+            # In one assignment, because another thread may call set_epoch().
+            self._position = position._replace(step=step + 1, is_used=True)
+            yield plan.batch(step, rank)
         self._position = _first(self._next_epoch)
 
     def __len__(self) -> int:
         """Return the number of batches of each rank in this epoch.
 
-        With ``max_padded`` or ``max_total`` it may differ between epochs, and takes the
-        time to plan all sections, if there are several. In a resumed epoch it includes
-        the batches before the loaded position.
+        With ``max_padded`` or ``max_total`` it may differ between epochs. In a resumed
+        epoch it includes the batches before the loaded position.
         """
         position = self._position.divide(self._ranks.use()[0])
-        key = position.epoch, position.num_replicas, position.section
-        if key not in self._num_later:
-            sections = range(position.section + 1, len(self._planner.sections))
-            later = sum(self._planner.num_steps(*key[:2], each) for each in sections)
-            self._num_later = {key: later}
-        num_steps = len(self._make_plan(position).steps)
-        return position.next_section(num_steps).num_before + self._num_later[key]
+        before = sum(num_steps for _, num_steps in position.history)
+        return before + len(self._make_plan(position).steps)
 
     def set_epoch(self, epoch: int) -> None:
         """Set the number of the epoch that the next pass begins.
@@ -295,8 +279,6 @@ class SizeBatchSampler(Sampler[list[int]]):
             "version": _VERSION,
             "epoch": position.epoch,
             "next_epoch": self._next_epoch if position.is_used else position.next_epoch,
-            "section": position.section,
-            "num_before": position.num_before,
             "history": [list(part) for part in position.history],
             "num_replicas": position.num_replicas or self._ranks.peek()[0],
             "step": position.step,
@@ -319,7 +301,6 @@ class SizeBatchSampler(Sampler[list[int]]):
         """
         state = check_state("SizeBatchSampler", state_dict, _VERSION, self._arguments)
         least = {"epoch": 0, "next_epoch": 0, "step": 0, "num_replicas": 1}
-        least |= {"section": 0, "num_before": 0}
         numbers = check_numbers("SizeBatchSampler", state, **least)
         history = check_history("SizeBatchSampler", state)
         self._position = _Position(history=history, is_used=False, **numbers)
@@ -329,8 +310,8 @@ class SizeBatchSampler(Sampler[list[int]]):
         """Compare the plan of an epoch with random batches.
 
         It is the epoch of the last pass. Before a pass, and after `set_epoch`, it is
-        the epoch that the next pass begins. With ``plan_size`` it is one section of the
-        epoch.
+        the epoch that the next pass begins. With ``plan_size`` it has the largest sizes
+        of the samples that share a place.
 
         Returns:
             The share of padding, the number of shapes, the balance of the ranks, and
@@ -365,12 +346,7 @@ class SizeBatchSampler(Sampler[list[int]]):
 
     def _make_plan(self, position: _Position) -> Plan:
         """Return the plan of a part of an epoch. The last one is kept."""
-        key = position.epoch, position.num_replicas, position.history, position.section
-        if position.section >= (number := len(self._planner.sections)):
-            raise BatchValueError(
-                f"{_WHERE} a loaded position must be in one of {number} sections, but "
-                f"is in section {position.section}. Load an undamaged state."
-            )
+        key = (position.epoch,), position.num_replicas, position.history
         if self._plan is None or key != self._plan_key:
             self._plan = None  # before the memory of the next one is needed
             self._plan, self._plan_key = self._planner.plan(*key), key
@@ -389,9 +365,7 @@ class _Position(NamedTuple):
     Attributes:
         epoch: the number of the epoch.
         next_epoch: the number of the epoch after it.
-        section: the number of the section of the epoch.
-        num_before: the number of steps of the sections before it.
-        history: the parts of the section before the last change of the number of ranks:
+        history: the parts of the epoch before the last change of the number of ranks:
             their numbers of ranks and of steps.
         num_replicas: the number of ranks of the last part, 0 before its first step.
         step: the number of its steps that were yielded.
@@ -400,8 +374,6 @@ class _Position(NamedTuple):
 
     epoch: int
     next_epoch: int
-    section: int = 0
-    num_before: int = 0
     history: tuple[tuple[int, int], ...] = ()
     num_replicas: int = 0
     step: int = 0
@@ -413,15 +385,6 @@ class _Position(NamedTuple):
             return self._replace(num_replicas=num_replicas)
         history = (*self.history, (self.num_replicas, self.step))
         return self._replace(history=history, num_replicas=num_replicas, step=0)
-
-    def next_section(self, num_steps: int) -> _Position:
-        """Return the start of the section after one whose last part has these steps."""
-        return self._replace(
-            section=self.section + 1,
-            num_before=self.num_before + sum(n for _, n in self.history) + num_steps,
-            history=(),
-            step=0,
-        )
 
 
 def _first(epoch: int) -> _Position:

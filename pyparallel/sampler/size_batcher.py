@@ -211,15 +211,12 @@ class SizeBatcher(IterableDataset[list[T]]):
     def _divide(self, window: _Window) -> list[list[int]]:
         """Return the batches of a window as positions in the window."""
         planner = import_planner(_WHERE)
-        np = planner.np
         info = get_worker_info()
-        seeds = [self._options["seed"], self.epoch, info.id if info else 0]
-        generator = np.random.Generator(np.random.PCG64([*seeds, window.start.number]))
-        indices = np.arange(len(window.samples), dtype=np.int32)
-        sizes = np.array(window.sizes, dtype=np.int32)
-        shapes = self._shapes(sizes.shape[1])
-        part = planner.Planner(sizes, shapes, indices, **self._options)
-        plan = part.plan_part(indices, 1, generator)
+        seeds = (self.epoch, info.id if info else 0, window.start.number)
+        sizes = planner.np.array(window.sizes, dtype=planner.np.int32)
+        places = planner.Places.of(sizes)
+        part = planner.Planner(places, self._shapes(sizes.shape[1]), **self._options)
+        plan = part.plan(seeds, 1)
         return [plan.batch(step, 0) for step in range(len(plan.steps))]
 
 

@@ -575,8 +575,6 @@ DAMAGES: list[tuple[str, Any, str]] = [
             "next_epoch": 0,
             "step": 0,
             "num_replicas": 1,
-            "section": 0,
-            "num_before": 0,
         }.items()
         for value in (None, -1, 1.5, "3", True, [])
     ),
