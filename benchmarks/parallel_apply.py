@@ -250,7 +250,9 @@ def page(results: Record) -> str:
                 lines += ["", f"### {title}", "", *_table(cases, columns)]
         lines += ["", *_goals(run["cases"]), ""]
         lines += [*report.loss_table(report.losses(run)), "", *report.machine(run)]
-    lines += ["", report.ALL, *map(report.table, results["runs"])]
+    lines += ["", report.ALL]
+    for run in results["runs"]:
+        lines += ["", f"### {report.run_label(run)}: all contenders", report.table(run)]
     return "\n".join(lines)
 
 
