@@ -59,8 +59,8 @@ def _costs(
         parts, cpu, core_wait = work.parts, work.cpu, work.core_wait
         num_workers = len(work.lanes) if work.lanes[0].startswith("worker") else 0
     made = parts.get("fetch", 0.0) + parts.get("collate", 0.0)
-    # The times on a machine without other programs.
-    share = max(0.0, 1 - core_wait / made) if made else 1.0
+    # The part of the time that remains on a machine without other programs.
+    share = _alone(made, cpu, core_wait) / made if made else 1.0
     send = receive = read = 0.0
     if num_workers and summary.record.transports:
         way = "direct" if "collate_fn" in applied else "slabs"
@@ -72,7 +72,7 @@ def _costs(
     inside = [event for step, event in steps if not step.is_first and event.cpu >= 0]
     used = statistics.fmean(event.cpu for event in inside) if inside else 0.0
     waited = statistics.fmean(event.core_wait for event in inside) if inside else 0.0
-    compute = max(1.0, mean["compute"] - waited - read)
+    compute = max(1.0, _alone(mean["compute"], used, waited) - read)
     cores = summary.record.environment.get("cores", "1")
     return Costs(
         share * parts.get("fetch", 0.0),
@@ -86,6 +86,16 @@ def _costs(
         int(cores) if cores.isdecimal() else 1,
         "PreDataLoader" in applied,
     )
+
+
+def _alone(wall: float, cpu: float, core_wait: float) -> float:
+    """Return the time of some work on a machine without other programs.
+
+    If the work waited for cores for a tenth of its time, all of its waits count as
+    such: Linux does not count those of a control group that has used its share.
+    """
+    left = max(0.0, wall - core_wait)
+    return min(left, cpu) if cpu and core_wait > wall / 10 else left
 
 
 def paddings(batches: Sequence[Sequence[Sequence[int]]]) -> tuple[Any, Any]:

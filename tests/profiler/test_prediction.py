@@ -19,7 +19,7 @@ from pyparallel.profiler.expected import expected
 from pyparallel.profiler.numbers import follows, numbers_of, paddings
 from pyparallel.profiler.prediction import Costs, Numbers, changes
 from pyparallel.profiler.record import Record
-from tests.support.profiler.profile_records import MS, summary
+from tests.support.profiler.profile_records import MS, steady, summary
 
 pytestmark = pytest.mark.one_backend
 
@@ -279,3 +279,20 @@ def test_trials_are_no_part_of_the_steps_and_of_the_statistics(tmp_path: Any) ->
     fetches = [event for event in record.events if event.kind == "fetch"]
     assert lanes.count("worker 0") <= 2 * len(fetches)
     assert sum("layout" in row for row in record.batches) == len(trial.BATCHES)
+
+
+@pytest.mark.parametrize(
+    ("core_wait", "cpu", "made"),
+    [
+        (0, 2, 8),  # the rest of the time is a wait, for example for a disk
+        (0.5, 9, 7.5),
+        (4, 9, 4),
+        (4, 2, 2),  # the worker waited longer than Linux has counted
+    ],
+)
+def test_the_time_of_other_programs_does_not_count(
+    core_wait: float, cpu: int, made: float
+) -> None:
+    record = steady(core_wait=round(core_wait * MS), cpu=cpu * MS)
+    now = numbers_of(summary(record)).now
+    assert now.fetch + now.collate == pytest.approx(made * MS)
