@@ -39,9 +39,11 @@ class Rule(NamedTuple):
     # The maximum counts of such kernels.
     divisions: int = 99
     per_value: float = 99.0  # instructions of the loops over whole groups of values
+    size: int = 9999  # instructions
 
 
 _WORDS = "a store takes 4 or 8 bytes of an image, and lanes read adjacent words"
+_ITEMS = "an item of a row has four bytes, and lanes read adjacent words"
 # One of the stores of images writes the mask, and one writes padding only.
 # Divisions in 64 bits take places of huge batches: one or two of each of four Divisors.
 RULES = [
@@ -60,6 +62,10 @@ RULES = [
         blocks=4,
         divisions=5,
     ),
+    # A word of four items takes about 220 instructions, if the lanes of a warp
+    # take all branches. The rest finds the place of an item in the next plane.
+    Rule("ShortRows<CachedWriter>", 0, 1, _ITEMS, blocks=6, divisions=0, size=540),
+    Rule("ShortRows<MaskWriter>", 0, 1, _ITEMS, blocks=6, divisions=0, size=480),
     Rule("InlinePack<", loads=8, stores=5, ahead=4, shifts=16, divisions=0),
     Rule("ImageLanes<unsigned char, [^,]+, [^,]+, planes>", 0, 4, _WORDS),
     Rule(
@@ -117,6 +123,7 @@ class Accesses(NamedTuple):
     edge_loads: int = 0
     divisions: int = 0
     per_store: float = 0.0  # instructions for a wide store, where it follows loads
+    size: int = 0  # instructions
 
 
 class Instruction(NamedTuple):
@@ -180,6 +187,7 @@ def count(code: list[Instruction]) -> Accesses:
         edge_loads=min(edges, default=0),
         divisions=divisions,
         per_store=max(per_store, default=0.0),
+        size=sum(each.kind not in ("", "NOP") for each in code),
     )
 
 
@@ -277,6 +285,7 @@ def faults(name: str, usage: Usage, accesses: Accesses, rules: list[Rule]) -> li
                 found.append(f"must {demand.format(least)}, but the number is {num}")
         for demand, most, count in (
             ("divide in at most {} places", rule.divisions, accesses.divisions),
+            ("have at most {} instructions", rule.size, accesses.size),
             (
                 "need at most {} instructions for a value",
                 rule.per_value,

@@ -38,10 +38,13 @@ struct Start {
   int64_t x;
 };
 
-struct Division {
-  int64_t quotient;
-  int64_t remainder;
+template <typename Int>
+struct DivisionOf {
+  Int quotient;
+  Int remainder;
 };
+
+using Division = DivisionOf<int64_t>;
 
 // A count that many numbers are divided by. A multiplication by the rounded reciprocal
 // replaces each division of numbers below 2**31. A GPU needs about twenty instructions
@@ -65,10 +68,14 @@ class Divisor {
   // Requires n >= 0.
   PP_HOST_DEVICE Division divide(int64_t n) const {
     if (((n | value_) >> 31) != 0) return {n / value_, n % value_};
-    const auto narrow = static_cast<uint32_t>(n);
-    const auto quotient =
-        static_cast<uint32_t>(uint64_t{narrow} * multiplier_ >> shift_);
-    return {quotient, narrow - quotient * static_cast<uint32_t>(value_)};
+    const DivisionOf<int32_t> narrow = divide(static_cast<int32_t>(n));
+    return {narrow.quotient, narrow.remainder};
+  }
+  // The divisor must be below 2**31, too.
+  PP_HOST_DEVICE DivisionOf<int32_t> divide(int32_t n) const {
+    const auto product = uint64_t{static_cast<uint32_t>(n)} * multiplier_;
+    const auto quotient = static_cast<int32_t>(product >> shift_);
+    return {quotient, n - quotient * static_cast<int32_t>(value_)};
   }
 
  private:
@@ -82,7 +89,7 @@ struct Frame {
   Divisor planes;
   Divisor depth;
   Divisor height;
-  int64_t width;
+  Divisor width;
   Divisor pieces;       // per row
   int64_t piece_width;  // bytes; a multiple of 16 unless pieces == 1
 };
@@ -139,15 +146,55 @@ struct RowSpan {
   int64_t rows_left;  // of the plane, with this one
 };
 
+// The place of a row, in coordinates from the low corner of its box on. They are
+// outside of the box in rows of fill. The box starts at byte x. Int holds all numbers
+// of bytes.
+template <typename Int>
+struct RowPlace {
+  const Box* box;
+  Int plane;
+  Int slice;
+  Int y;
+  Int x;
+  Int rows_left;  // of the plane, with this one
+
+  PP_HOST_DEVICE bool is_in_slice() const {
+    return slice >= 0 && slice < static_cast<Int>(box->depth);
+  }
+
+  // Returns the offset of the row in the source, if it has bytes there.
+  PP_HOST_DEVICE Int source() const {
+    const Int row = plane * static_cast<Int>(box->depth) + slice;
+    return (row * static_cast<Int>(box->height) + y) * static_cast<Int>(box->width);
+  }
+};
+
+template <typename Int>
+PP_HOST_DEVICE RowPlace<Int> row_place(const BoxTable& table, Int row) {
+  const Frame& frame = table.frame;
+  const DivisionOf<Int> y = frame.height.divide(row);
+  const DivisionOf<Int> z = frame.depth.divide(y.quotient);
+  const DivisionOf<Int> plane = frame.planes.divide(z.quotient);
+  RowPlace<Int> place{&table.boxes[plane.quotient],
+                      plane.remainder,
+                      z.remainder,
+                      y.remainder,
+                      0,
+                      static_cast<Int>(frame.height) - y.remainder};
+  if (table.starts != nullptr) {
+    const Start& start = table.starts[plane.quotient];
+    place.slice -= static_cast<Int>(start.z);
+    place.y -= static_cast<Int>(start.y);
+    place.x = static_cast<Int>(start.x);
+  }
+  return place;
+}
+
 PP_HOST_DEVICE RowSpan row_span(const BoxTable& table, int64_t piece) {
   const Frame& frame = table.frame;
   const Division row = frame.pieces.divide(piece);
-  const Division y = frame.height.divide(row.quotient);
-  const Division z = frame.depth.divide(y.quotient);
-  const Division plane = frame.planes.divide(z.quotient);
-  const Box& box = table.boxes[plane.quotient];
-  Start start{0, 0, 0};
-  if (table.starts != nullptr) start = table.starts[plane.quotient];
+  const RowPlace<int64_t> place = row_place(table, row.quotient);
+  const Box& box = *place.box;
   const int64_t first = row.remainder * frame.piece_width;
   RowSpan span{&box,
                nullptr,
@@ -155,16 +202,12 @@ PP_HOST_DEVICE RowSpan row_span(const BoxTable& table, int64_t piece) {
                lesser(frame.width - first, frame.piece_width),
                0,
                0,
-               y.remainder - start.y,
-               frame.height - y.remainder};
-  const int64_t begin = greater(start.x - first, 0);
-  const int64_t end = lesser(start.x + box.width - first, span.nbytes);
-  const int64_t slice = z.remainder - start.z;
-  if (slice >= 0 && slice < box.depth && span.y >= 0 && span.y < box.height &&
-      begin < end) {
-    const int64_t source_row =
-        (plane.remainder * box.depth + slice) * box.height + span.y;
-    span.src = box.src + source_row * box.width + (first + begin - start.x);
+               place.y,
+               place.rows_left};
+  const int64_t begin = greater(place.x - first, 0);
+  const int64_t end = lesser(place.x + box.width - first, span.nbytes);
+  if (place.is_in_slice() && place.y >= 0 && place.y < box.height && begin < end) {
+    span.src = box.src + place.source() + (first + begin - place.x);
     span.lead = begin;
     span.copied = end - begin;
   }

@@ -2,6 +2,7 @@
 
 #include "core/box_plan.h"
 #include "core/pad_copy.h"
+#include "core/short_rows.h"
 #include "cuda/launch.cuh"
 #include "cuda/pad_copy.h"
 
@@ -15,6 +16,9 @@ namespace {
 constexpr int64_t kSmallPiece = kWordsAhead * kWarpSize * kWordBytes;
 constexpr int64_t kLargePiece = 4 * kSmallPiece;
 constexpr int64_t kLargeBatch = 4096 * kLargePiece;
+
+// Up to this number of bytes, a row costs lanes that share it more than its items do.
+constexpr int64_t kShortRow = 1024;
 
 // Half of the warps of a multiprocessor, with 64 registers per lane. Their reads ahead,
 // up to 64 KiB, exceed the bytes that memory delivers during one latency.
@@ -40,7 +44,7 @@ struct Inline {
 
 // The parameters of a launch beside boxes and starts. 4 KiB have room for 82 boxes, or
 // 54 with starts; the larger size for 679 or 452.
-constexpr int64_t kOtherBytes = 144;
+constexpr int64_t kOtherBytes = 160;
 constexpr int64_t kFew = kFewBytes - kOtherBytes;
 constexpr int64_t kMany = (kManyBytes - kOtherBytes) / 16 * 16;
 
@@ -60,6 +64,26 @@ constexpr int kSomeLanes = 16;
 
 constexpr int64_t most_nbytes(int lanes) { return kWordsAhead * kWordBytes * lanes; }
 
+template <typename Whole, typename RowWriter>
+cudaError_t launch_body(const Whole& body, const ShortRows<RowWriter>& rows,
+                        cudaStream_t stream) {
+  return launch<kMinBlocks>(body, rows.num_groups(kWarpSize), stream);
+}
+
+template <typename Whole, typename RowWriter>
+cudaError_t launch_body(const Whole& body, const PadCopy<RowWriter>& rows,
+                        cudaStream_t stream) {
+  const int64_t num_rows = num_pieces(rows.table);
+  const int64_t width = rows.table.frame.piece_width;
+  if (width <= most_nbytes(kFewLanes)) {
+    return launch<kMinBlocks, kFewLanes>(body, num_rows, stream);
+  }
+  if (width <= most_nbytes(kSomeLanes)) {
+    return launch<kMinBlocks, kSomeLanes>(body, num_rows, stream);
+  }
+  return launch<kMinBlocks>(body, num_rows, stream);
+}
+
 template <typename Body, int64_t num_bytes>
 cudaError_t launch_inline(const BoxTable& table, cudaStream_t stream) {
   using Whole = Inline<Body, num_bytes>;
@@ -73,24 +97,15 @@ cudaError_t launch_inline(const BoxTable& table, cudaStream_t stream) {
     memcpy(body.bytes + boxes, table.starts,
            static_cast<size_t>(table_nbytes(table)) - boxes);
   }
-  const int64_t rows = num_pieces(table);
-  const int64_t width = table.frame.piece_width;
-  if (width <= most_nbytes(kFewLanes)) {
-    return launch<kMinBlocks, kFewLanes>(body, rows, stream);
-  }
-  if (width <= most_nbytes(kSomeLanes)) {
-    return launch<kMinBlocks, kSomeLanes>(body, rows, stream);
-  }
-  return launch<kMinBlocks>(body, rows, stream);
+  return launch_body(body, body.body, stream);
 }
 
-template <typename RowWriter>
-cudaError_t launch_slices(BoxTable table, cudaStream_t stream) {
-  using Body = PadCopy<RowWriter>;
-  cut_rows(&table.frame, num_bytes(table) < kLargeBatch ? kSmallPiece : kLargePiece);
+// A launch has at most `most` boxes.
+template <typename Body>
+cudaError_t launch_slices(const BoxTable& table, int64_t most, cudaStream_t stream) {
   const bool many = table_nbytes(table) > kFew && takes_many_bytes();
   const int64_t each = table_nbytes(slice_boxes(table, 0, 1));
-  const int64_t limit = (many ? kMany : kFew) / each;
+  const int64_t limit = lesser((many ? kMany : kFew) / each, most);
   for (int64_t first = 0; first < table.num_boxes; first += limit) {
     const BoxTable slice =
         slice_boxes(table, first, lesser(limit, table.num_boxes - first));
@@ -102,12 +117,22 @@ cudaError_t launch_slices(BoxTable table, cudaStream_t stream) {
   return cudaSuccess;
 }
 
+template <typename RowWriter>
+cudaError_t launch_rows(BoxTable table, cudaStream_t stream) {
+  const int64_t most = kMostShortRows / num_bytes(slice_boxes(table, 0, 1));
+  if (table.frame.width <= kShortRow && most > 0 && has_whole_items(table)) {
+    return launch_slices<ShortRows<RowWriter>>(table, most, stream);
+  }
+  cut_rows(&table.frame, num_bytes(table) < kLargeBatch ? kSmallPiece : kLargePiece);
+  return launch_slices<PadCopy<RowWriter>>(table, table.num_boxes, stream);
+}
+
 }  // namespace
 
 cudaError_t pad_copy(const BoxTable& table, Writes writes, cudaStream_t stream) {
   if (table.num_boxes == 0) return cudaSuccess;
-  if (writes == Writes::kMask) return launch_slices<MaskWriter>(table, stream);
-  return launch_slices<CachedWriter>(table, stream);
+  if (writes == Writes::kMask) return launch_rows<MaskWriter>(table, stream);
+  return launch_rows<CachedWriter>(table, stream);
 }
 
 }  // namespace pyparallel::cuda

@@ -62,6 +62,11 @@ def test_the_loops_of_a_kernel_are_counted(kernels: ModuleType) -> None:
         ),
         (IMAGE.format("float", "planes"), {"per_store": 48}, EACH),
         (IMAGE.format("Half", "planes"), {"divisions": 6}, "must divide in at most 5"),
+        (
+            "ShortRows<CachedWriter> x 3936",
+            {"divisions": 0, "size": 541},
+            "must have at most 540 instructions, but the number is 541",
+        ),
     ],
 )
 def test_each_limit_is_a_fault_where_it_is_exceeded(

@@ -6,6 +6,7 @@
 #include "check.h"
 #include "core/box_plan.h"
 #include "core/pad_copy.h"
+#include "core/short_rows.h"
 #include "destination.h"
 #include "pad_copy_check.h"
 #include "workers.h"
@@ -34,6 +35,29 @@ TEST(test_rows_of_every_alignment_and_width) {
       }
     }
   }
+}
+
+// Words of one row, of several rows, and of several samples.
+TEST(test_words_of_short_rows) {
+  Random random(3);
+  testing::PadRuns runs;
+  runs.limits = {int64_t{1} << 40};
+  runs.threads = {};
+  int num_taken = 0;
+  for (int64_t width : {1, 2, 3, 5, 7, 31, 75}) {
+    for (int64_t itemsize : {1, 4, 8}) {
+      for (int64_t run = 0; run < 12; ++run) {
+        const bool placed = run % 2 == 0;
+        const Batch batch = testing::make_batch(&random, {2, 3, 5, width}, 3, itemsize,
+                                                run % 3 == 0, placed);
+        const int64_t shift = random.between(0, 15) / itemsize * itemsize;
+        testing::check_batch(batch, shift, runs);
+        testing::Destination dst(batch.nbytes(), shift);
+        num_taken += has_whole_items(BoxPlan(dst.data(), batch.shapes).table()) ? 1 : 0;
+      }
+    }
+  }
+  CHECK(num_taken >= 50);
 }
 
 TEST(test_slices_of_boxes_make_the_whole) {

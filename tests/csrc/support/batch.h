@@ -27,8 +27,8 @@ inline int64_t product(const int64_t* sizes, size_t count) {
   return result;
 }
 
-// Makes `num` samples at any address, smaller than target in random dimensions. They
-// start at 0, or with `placed` anywhere.
+// Makes `num` samples at any address, or all at multiples of four bytes, smaller than
+// target in random dimensions. They start at 0, or with `placed` anywhere.
 template <typename Numbers>
 Batch make_batch(Numbers* random, const std::vector<int64_t>& target, int64_t num,
                  int64_t itemsize, bool one_byte_fill, bool placed = false) {
@@ -39,6 +39,7 @@ Batch make_batch(Numbers* random, const std::vector<int64_t>& target, int64_t nu
   batch.row_nbytes = product(target.data(), ndim) * itemsize;
   std::vector<bool> padded(ndim);
   for (size_t d = 0; d < ndim; ++d) padded[d] = random->between(0, 1) == 0;
+  const int64_t grain = random->between(0, 1) == 0 ? 1 : 4;
   batch.samples.resize(static_cast<size_t>(num));
   batch.fills.resize(static_cast<size_t>(num));
   for (size_t i = 0; i < batch.samples.size(); ++i) {
@@ -53,7 +54,7 @@ Batch make_batch(Numbers* random, const std::vector<int64_t>& target, int64_t nu
     }
     const int64_t numel = product(batch.shapes.sizes.data() + i * ndim, ndim);
     Bytes& sample = batch.samples[i];
-    const int64_t past = random->between(0, 15);
+    const int64_t past = random->between(0, 15) / grain * grain;
     sample.resize(static_cast<size_t>(past + numel * itemsize));
     for (uint8_t& byte : sample) byte = static_cast<uint8_t>(random->next());
     sample.shrink_to_fit();

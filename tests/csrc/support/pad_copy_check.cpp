@@ -3,6 +3,7 @@
 #include "check.h"
 #include "core/box_plan.h"
 #include "core/pad_copy.h"
+#include "core/short_rows.h"
 #include "cpu/nontemporal.h"
 #include "destination.h"
 #include "watched.h"
@@ -41,6 +42,20 @@ void check_warps(const BoxTable& table, Destination* dst, const Bytes& expected,
   }
 }
 
+template <typename RowWriter>
+void check_short_rows(const BoxTable& table, Destination* dst, const Bytes& expected,
+                      const PadRuns& runs) {
+  if (table.frame.pieces != 1 || !has_whole_items(table)) return;
+  const ShortRows<RowWriter> body{table};
+  for (int64_t warps : runs.warps) {
+    for (int lanes : runs.lanes) {
+      dst->clear();
+      run_warps(body, body.num_groups(lanes), warps, lanes);
+      CHECK(dst->holds(expected));
+    }
+  }
+}
+
 template <typename Check>
 void check_plan(const BoxPlan& plan, Destination* dst, const Bytes& expected,
                 const PadRuns& runs, const Check& check) {
@@ -71,6 +86,7 @@ void check_batch(const Batch& batch, int64_t shift, const PadRuns& runs) {
   check_plan(plan, &dst, expected, runs, [&](const BoxTable& table) {
     check_threads<CachedWriter>(table, &dst, expected, runs);
     check_warps<WatchedMover>(table, &dst, expected, runs);
+    check_short_rows<WatchedMover>(table, &dst, expected, runs);
     cpu::visit_lines([&](auto lines) {
       check_threads<cpu::NontemporalWriter<decltype(lines)>>(table, &dst, expected,
                                                              runs);
@@ -86,6 +102,7 @@ void check_batch(const Batch& batch, int64_t shift, const PadRuns& runs) {
     check_plan(mask_plan, &mask, marked, runs, [&](const BoxTable& table) {
       check_threads<MaskWriter>(table, &mask, marked, runs);
       check_warps<MaskWriter>(table, &mask, marked, runs);
+      check_short_rows<MaskWriter>(table, &mask, marked, runs);
     });
   }
 }
