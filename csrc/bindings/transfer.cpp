@@ -13,6 +13,7 @@
 #include "bindings/run.h"
 #include "ops/batch_copy.h"
 #include "ops/transfer.h"
+#include "pytree/walk.h"
 
 namespace pyparallel::bindings {
 namespace {
@@ -64,42 +65,83 @@ ops::RecordedEvent send(py::handle slab, py::handle leaves, py::handle plan,
 
 using Storages = std::vector<c10::Storage>;
 
+// The copy of a batch, and what wait() makes of its tensors.
+struct __attribute__((visibility("hidden"))) PlannedCopy {
+  std::unique_ptr<ops::BatchCopy> copy;
+  py::object structure;            // None: a list
+  std::vector<py::object> leaves;  // of the structure; null in the places of tensors
+};
+
 py::object plan_copy(py::handle leaves, py::handle stream, int64_t leaf_nbytes,
-                     int64_t mean_nbytes, std::optional<at::ScalarType> dtype) {
-  const Tensors tensors(leaves, "plan_copy", "leaves");
-  for (size_t i = 0; i < tensors.refs.size(); ++i) {
-    if (!THPVariable_CheckExact(item(tensors.items, i).ptr())) return py::none();
+                     int64_t mean_nbytes, std::optional<at::ScalarType> dtype,
+                     const py::object& structure) {
+  const bool is_nest = !structure.is_none();
+  if (is_nest && !py::isinstance<pytree::Structure>(structure)) {
+    wrong_type("plan_copy: structure", "a Structure or None", structure);
   }
-  std::unique_ptr<ops::BatchCopy> copy =
-      ops::BatchCopy::plan(tensors.refs, to_stream(stream, "plan_copy", "stream"),
-                           {leaf_nbytes, mean_nbytes}, dtype);
-  if (copy == nullptr) return py::none();
-  return py::cast(std::move(copy));
+  const py::tuple items =
+      to_items(leaves, {"plan_copy", "leaves"}, "a sequence of tensors");
+  PlannedCopy planned{nullptr, structure, {}};
+  if (is_nest) planned.leaves.resize(items.size());
+  std::vector<const at::Tensor*> tensors;
+  tensors.reserve(items.size());
+  bool are_plain = true;
+  for (size_t i = 0; i < items.size(); ++i) {
+    const py::handle leaf = item(items, i);
+    if (is_nest && !THPVariable_Check(leaf.ptr())) {
+      planned.leaves[i] = py::reinterpret_borrow<py::object>(leaf);
+      continue;
+    }
+    tensors.push_back(
+        &to_tensor(leaf, {"plan_copy", "leaves", static_cast<int64_t>(i)}));
+    are_plain = are_plain && THPVariable_CheckExact(leaf.ptr());
+  }
+  if (!are_plain || (is_nest && tensors.empty())) return py::none();
+  planned.copy = ops::BatchCopy::plan(tensors, to_stream(stream, "plan_copy", "stream"),
+                                      {leaf_nbytes, mean_nbytes}, dtype);
+  if (planned.copy == nullptr) return py::none();
+  return py::cast(std::move(planned));
 }
 
 // Returns an object that keeps the memory alive.
-py::object sources(const ops::BatchCopy& copy) {
-  if (copy.sources().empty()) return py::none();
-  return py::capsule(new Storages(copy.sources()),
+py::object sources(const PlannedCopy& planned) {
+  if (planned.copy->sources().empty()) return py::none();
+  return py::capsule(new Storages(planned.copy->sources()),
                      [](void* held) { delete static_cast<Storages*>(held); });
 }
 
-void start(ops::BatchCopy* copy, bool waits_here, bool may_go_home) {
+void start(const PlannedCopy& planned, bool waits_here, bool may_go_home) {
+  ops::BatchCopy* const copy = planned.copy.get();
   TORCH_CHECK(!copy->is_started(), "BatchCopy.start: must be called once, but was ",
               "called twice.");
   unlocked([&] { copy->start(waits_here, may_go_home); });
   copy->finish();
 }
 
-py::object reading(const ops::BatchCopy& copy) {
-  const ops::RecordedEvent* const event = copy.reading();
+py::object reading(const PlannedCopy& planned) {
+  const ops::RecordedEvent* const event = planned.copy->reading();
   return event == nullptr ? py::object(py::none()) : py::cast(*event);
 }
 
-py::list wait(const ops::BatchCopy& copy) {
+py::object wait(const PlannedCopy& planned) {
+  const ops::BatchCopy& copy = *planned.copy;
   TORCH_CHECK(copy.is_started(), "BatchCopy.wait: start must be called before, but ",
               "was not.");
-  return to_tensors(result_unlocked([&] { return copy.wait(); }));
+  std::vector<at::Tensor> views = result_unlocked([&] { return copy.wait(); });
+  if (planned.structure.is_none()) return to_tensors(std::move(views));
+  py::tuple leaves(planned.leaves.size());
+  auto next = views.begin();
+  for (size_t i = 0; i < leaves.size(); ++i) {
+    const py::object& leaf = planned.leaves[i];
+    PyObject* const made =
+        leaf ? py::object(leaf).release().ptr() : THPVariable_Wrap(std::move(*next++));
+    if (made == nullptr) throw py::error_already_set();
+    PyTuple_SET_ITEM(leaves.ptr(), static_cast<Py_ssize_t>(i), made);
+  }
+  const auto& structure = *planned.structure.cast<const pytree::Structure*>();
+  PyObject* const nest = structure.unflatten(leaves.ptr());
+  if (nest == nullptr) throw py::error_already_set();
+  return py::reinterpret_steal<py::object>(nest);
 }
 
 py::object prepare_return(py::handle leaves, std::optional<int64_t> most_leaf_nbytes) {
@@ -251,16 +293,20 @@ void define_transfer(py::module_* module) {
       .def("fence", [](const Runtime& self) {
         return result_unlocked([&] { return self.fence(); });
       });
-  py::class_<ops::BatchCopy>(*module, "BatchCopy")
+  py::class_<PlannedCopy>(*module, "BatchCopy")
       .def_property_readonly("sources", &sources)
       .def_property_readonly("reading", &reading)
-      .def_property_readonly("num_in_place", &ops::BatchCopy::num_in_place)
-      .def_property_readonly("pageable_nbytes", &ops::BatchCopy::pageable_nbytes)
+      .def_property_readonly(
+          "num_in_place",
+          [](const PlannedCopy& planned) { return planned.copy->num_in_place(); })
+      .def_property_readonly(
+          "pageable_nbytes",
+          [](const PlannedCopy& planned) { return planned.copy->pageable_nbytes(); })
       .def("start", &start, py::arg("waits_here"), py::arg("may_go_home"))
       .def("wait", &wait);
   module->def("plan_copy", &plan_copy, py::arg("leaves"), py::arg("stream"),
               py::arg("leaf_nbytes"), py::arg("mean_nbytes"),
-              py::arg("dtype") = py::none());
+              py::arg("dtype") = py::none(), py::arg("structure") = py::none());
   py::class_<ops::ReturnJob>(*module, "ReturnJob")
       .def_property_readonly("plan", &ops::ReturnJob::plan)
       .def(

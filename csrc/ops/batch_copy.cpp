@@ -60,7 +60,8 @@ bool BatchCopy::add(TensorRefs leaves) {
       fetch(tensor(i + kTensorAhead), sizeof(c10::TensorImpl));
     }
     if (i + kStorageAhead < num) {
-      fetch(tensor(i + kStorageAhead)->unsafe_storage().unsafeGetStorageImpl(), 1);
+      fetch(tensor(i + kStorageAhead)->unsafe_storage().unsafeGetStorageImpl(),
+            sizeof(c10::StorageImpl));
     }
     const at::Tensor& leaf = *leaves[i];
     if (!can_pack(leaf)) return false;
@@ -227,6 +228,7 @@ void BatchCopy::start(bool waits_here, bool may_go_home) {
     copies.push_back({address(k + 1), all[direct_[k]].src, sizes[k + 1]});
   }
   transfer::Job job{};
+  job.is_checked = true;  // by choose_stream
   if (span_.is_used) {
     copies.push_back({address(0), span_.begin, span_.nbytes});
   } else if (nbytes_ > 0) {

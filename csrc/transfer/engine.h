@@ -43,6 +43,8 @@ struct Job {
   Stream stream;
   // Bytes of a chunk, in [1, kLargestBlock].
   int64_t chunk = kLargestBlock;
+  // The caller has called check_not_capturing() for the stream.
+  bool is_checked = false;
 };
 
 // `event` covers all queued copies, also if an error stopped the transfer half way. It

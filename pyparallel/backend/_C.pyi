@@ -675,11 +675,15 @@ class BatchCopy:
             RuntimeError: as `send`, also for an error after the first copy.
         """
 
-    def wait(self) -> list[Tensor]:
+    def wait(self) -> Any:
         """Return the tensors; the current stream of the device waits, the host not.
 
         Those that were packed, or that are in one span, are `views` of one slab. The
         memory is kept as by `Runtime.keep`.
+
+        Returns:
+            A list of the tensors, or with a structure new containers around them and
+            the other leaves.
         """
 
 def plan_copy(
@@ -688,6 +692,7 @@ def plan_copy(
     leaf_nbytes: int,
     mean_nbytes: int,
     dtype: torch.dtype | None = None,
+    structure: Structure | None = None,
 ) -> BatchCopy | None:
     """Plan the copy of leaves to the device of ``stream``; call no device.
 
@@ -703,10 +708,12 @@ def plan_copy(
         mean_nbytes: see above.
         dtype: of floating-point leaves that are packed. Those that are read in place
             keep their own.
+        structure: of `flatten`, for these leaves. Then leaves may be other objects than
+            tensors, and stay as they are.
 
     Returns:
-        None if `find_unpackable` finds a leaf, or a cast to ``dtype`` is not in
-        `plain.CASTS`.
+        None if `find_unpackable` finds a tensor among the leaves, if a cast to
+        ``dtype`` is not in `plain.CASTS`, or with a structure if no leaf is a tensor.
 
     Raises:
         ValueError: the memory of a leaf was freed.

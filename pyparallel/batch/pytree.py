@@ -64,6 +64,11 @@ class Flat(NamedTuple):
     structure: Structure
     classes: Collection[type]
 
+    @property
+    def is_native(self) -> bool:
+        """Return True if the backend walked the batch, and not optree."""
+        return not isinstance(self.structure, optree.PyTreeSpec)
+
 
 def flatten(tree: Any) -> tuple[list[Any], Structure]:
     """Return the leaves of ``tree`` and its structure.

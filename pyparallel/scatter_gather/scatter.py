@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import Any, TypeVar, overload
 
 import torch
 from torch.nn.utils.rnn import PackedSequence
 
+from .. import backend
 from ..batch import pytree
 from ..batch.container import DataContainer, are_only_tensors
 from ..batch.ragged import Ragged
 from ..core.devices import Targets, resolve_targets
 from ..core.errors import BatchTypeError, BatchValueError, type_name
 from ..core.tracing import span
+from ..transfer import to_device
 from ..transfer.static import StaticBatches, StaticTarget
 from .move import move, start_copy
 from .split import Options, split, whole_parts
@@ -222,7 +225,11 @@ def _scatter(
     kept = None if out else _keep(tree, targets[0], options, len(roots))
     if kept is not None:
         return kept
-    leaves, structure, classes = pytree.flatten_arguments(tree, len(roots))
+    flat = pytree.flatten_arguments(tree, len(roots))
+    leaves, structure, classes = flat
+    sent = None if out else _send(flat, targets[0], options, stream)
+    if sent is not None:
+        return [sent.wait()]
 
     def name(i: int) -> str:
         path = pytree.accessors(structure)[i]
@@ -279,6 +286,24 @@ def _keep(
     if copied is None or not are_only_tensors(copied[1]):
         return None
     return [copied[0]]
+
+
+def _send(
+    flat: pytree.Flat, target: torch.device | None, options: Options, stream: Any
+) -> backend.BatchCopy | None:
+    """Send a batch for one target by one compiled call, or return None.
+
+    No Python code runs for each leaf.
+    """
+    if target is None or target.type == "cpu":
+        return None
+    if options.divides or options.dtype is not None:
+        return None
+    if not flat.is_native or not are_only_tensors(flat.classes):
+        return None
+    structure: Any = flat.structure
+    plan = partial(backend.plan_copy, flat.leaves, structure=structure)
+    return to_device.send_planned(plan, target, stream=stream)
 
 
 def _check_stream(stream: Any, targets: Sequence[torch.device | None]) -> None:

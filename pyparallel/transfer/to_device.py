@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,6 +20,8 @@ from .layout import DIRECT_NBYTES, SPAN_NBYTES, TransferLayout, plan_transfer
 
 #: Returns the function that makes a copy of tensors on a stream and returns it.
 Prepare = Callable[[list[torch.Tensor], Any], Callable[[], list[torch.Tensor]]]
+#: `backend.plan_copy` of some leaves: takes the stream and the two limits.
+Plan = Callable[[Any, int, int], backend.BatchCopy | None]
 
 #: From this number on, the engine queues copies by one call.
 _FEW_COPIES = 8
@@ -290,25 +293,27 @@ class MixedCopy:
         return strided and (is_wrapped(tensor) or self._api.is_pinned(tensor))
 
 
-def _send_compiled(
-    leaves: Sequence[torch.Tensor],
+def send_planned(
+    plan: Plan,
     device: torch.device,
-    api: DeviceApi,
-    stream: Any,
-    waits_here: bool,
-    dtype: torch.dtype | None = None,
+    api: DeviceApi = torch_device,
+    stream: Any = None,
+    waits_here: bool = True,
 ) -> backend.BatchCopy | None:
-    """Send leaves by the compiled engine; return None if they need another way.
+    """Start a copy by the compiled engine; return None if it needs another way.
 
-    Leaves that are not read in place are cast to ``dtype``.
+    Args:
+        plan: called unless debug mode is on or the device has no engine.
+        device: the target.
+        api: as for `DeviceCopy`.
+        stream: as for `DeviceCopy`.
+        waits_here: as for `DeviceCopy`.
     """
     if api is not torch_device or debug.enabled or not api.has_engine(device):
         return None
-    if not leaves:
-        return None
     own = torch_device.copy_stream(device) if stream is None else stream
     with span("pyparallel.send"):
-        copy = backend.plan_copy(leaves, own, DIRECT_NBYTES, SPAN_NBYTES, dtype)
+        copy = plan(own, DIRECT_NBYTES, SPAN_NBYTES)
         if copy is None:
             return None
         sources = copy.sources
@@ -320,6 +325,21 @@ def _send_compiled(
         warn_about_pageable_memory(copy.pageable_nbytes, device)
     keep_alive.release_done()
     return copy
+
+
+def _send_compiled(
+    leaves: Sequence[torch.Tensor],
+    device: torch.device,
+    api: DeviceApi,
+    stream: Any,
+    waits_here: bool,
+    dtype: torch.dtype | None = None,
+) -> backend.BatchCopy | None:
+    """Send leaves; those that are not read in place are cast to ``dtype``."""
+    if not leaves:
+        return None
+    plan = partial(backend.plan_copy, leaves, dtype=dtype)
+    return send_planned(plan, device, api, stream, waits_here)
 
 
 def _start_in_place(

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections import namedtuple
 from typing import Any
 
 import pytest
 import torch
+from torch import is_tensor
 from torch.profiler import ProfilerActivity, profile
 
 from pyparallel import DataContainer as DC
-from pyparallel import Padded, Ragged, collate, pad_stack, scatter, to_host
+from pyparallel import Padded, Ragged, backend, collate, pad_stack, scatter, to_host
+from pyparallel.batch import pytree
 from pyparallel.transfer import debug
 
 pytestmark = pytest.mark.cuda
@@ -69,6 +72,61 @@ def test_parts_are_those_of_a_split_on_the_host(num, size):
     found, expected = scatter(batch, [0] * num), scatter(batch, ["cpu"] * num)
     check(found, expected)
     assert [part["meta"] for part in found] == [part["meta"] for part in expected]
+
+
+Point = namedtuple("Point", "x y")
+Own = type("Own", (torch.Tensor,), {})
+ONE = torch.arange(6.0).view(2, 3)
+WHOLE = {
+    "tensors": [ONE, ONE.t(), torch.zeros(0), torch.nn.Parameter(ONE, False)],
+    "other leaves": {"b": [ONE, "x", 3, None], "a": ((), {}, {"i": torch.tensor(1)})},
+    "in place": {"x": ONE, "y": torch.arange(1 << 18)},
+    "many": [ONE] * 600,
+}
+# Each with the options of its scatter.
+OTHERS = {
+    "divided": ({"x": ONE}, {"chunk_sizes": (2,)}),
+    "cast": ({"x": ONE}, {"dtype": torch.float16}),
+    "container": ({"x": ONE, "d": DC([ONE])}, {}),
+    "with history": ({"x": ONE, "y": ONE.clone().requires_grad_()}, {}),
+    "subclass": ({"x": ONE, "y": ONE.as_subclass(Own)}, {}),
+    "conjugated": ([ONE, ONE.to(torch.complex64).conj()], {}),
+    "namedtuple": (Point(ONE, [ONE]), {}),
+    "no tensor": ({"x": "text"}, {}),
+}
+SIMPLE = [(WHOLE[name], {}, True) for name in WHOLE]
+SIMPLE += [(*OTHERS[name], False) for name in OTHERS]
+
+
+@pytest.mark.parametrize(
+    ("batch", "options", "is_whole"), SIMPLE, ids=[*WHOLE, *OTHERS]
+)
+@pytest.mark.parametrize("has_stream", [True, False])
+def test_one_compiled_call_moves_a_simple_batch(
+    batch, options, is_whole, has_stream, monkeypatch
+):
+    planned = []
+
+    def plan(*args, **kwargs):
+        copy = plan_copy(*args, **kwargs)
+        planned.append("structure" in kwargs and copy is not None)
+        return copy
+
+    plan_copy = backend.plan_copy
+    monkeypatch.setattr(backend, "plan_copy", plan)
+    if batch is WHOLE["in place"]:
+        batch = {name: each.pin_memory() for name, each in batch.items()}
+    stream = torch.cuda.Stream() if has_stream else None
+    (found,) = scatter(batch, [0], stream=stream, **options)
+    (expected,) = scatter(batch, [-1], **options)
+    found_values, values = (
+        pytree.map_leaves(lambda x: (x.dtype, x.tolist()) if is_tensor(x) else x, each)
+        for each in (found, expected)
+    )
+    assert repr(found_values) == repr(values)
+    moved = [each for each in pytree.flatten(found)[0] if is_tensor(each)]
+    assert all(each.is_cuda for each in moved)
+    assert any(planned) == (is_whole and backend.name == "native")
 
 
 @TARGETS

@@ -126,6 +126,24 @@ def test_a_pending_copy_is_asked_beside_a_capture() -> None:
     assert torch.equal(pending.get()[0], torch.ones(1000))
 
 
+@pytest.mark.parametrize("kind", ["torch", "backend"])
+def test_an_event_is_waited_for_beside_a_capture(kind: str) -> None:
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        keep_busy()
+        event: Any = side.record_event()
+        if kind == "backend":
+            event = torch_return.record(side)
+
+    def wait() -> bool:
+        torch_return.wait_on_host(event)
+        with torch_return.relaxed(device()):
+            return torch_return.is_done(event)
+
+    with capturing(synchronize=False):
+        assert in_thread(wait)
+
+
 def test_memory_is_pinned_beside_a_capture() -> None:
     ring, worker = pinned_ring()
     with capturing():

@@ -222,6 +222,38 @@ def test_a_copy_is_started_once_and_before_the_wait():
     check(copy.start, (True, True), RuntimeError, message)
 
 
+def test_a_copy_with_a_structure_returns_the_containers():
+    batch = {"b": [torch.ones(3), "x", ()], "a": (torch.zeros(2).t(), None), "c": {}}
+    leaf_types = {torch.Tensor, str, type(None)}
+    leaves, structure, _ = native.flatten(batch, leaf_types, 1)
+    copy = native.plan_copy(leaves, COPIES, 1 << 20, 8192, structure=structure)
+    freed = weakref.ref(leaves[0])
+    leaves.clear()
+    copy.start(True, True)
+    for _ in range(2):
+        found = copy.wait()
+        assert repr(found) == repr(batch) and list(found) == list(batch)
+        assert found["b"][0] is not batch["b"][0] and found["b"][1] is batch["b"][1]
+    batch.clear()
+    assert freed() is None, "the copy keeps the memory of packed tensors"
+
+
+def test_a_structure_fits_its_leaves():
+    leaves, structure, _ = native.flatten([torch.ones(1), "x"], {torch.Tensor, str})
+    arguments = (COPIES, 1 << 20, 8192, None)
+    assert native.plan_copy(["x", 1], *arguments, structure) is None, "no tensor"
+    odd = [leaves[0], torch.ones(1).as_subclass(type("Own", (torch.Tensor,), {}))]
+    assert native.plan_copy(odd, *arguments, structure) is None
+    copy = native.plan_copy(leaves[:1], *arguments, structure)
+    copy.start(True, True)
+    message = "unflatten: leaves must have 2 entries, as the structure, but has 1."
+    check(copy.wait, (), ValueError, message)
+    message = "plan_copy: structure must be a Structure or None, but is of type list."
+    check(native.plan_copy, (leaves, *arguments, []), TypeError, message)
+    message = "plan_copy: leaves[1] must be a torch.Tensor, but is of type str."
+    check(native.plan_copy, (leaves, *arguments), TypeError, message)
+
+
 def test_the_plan_names_a_leaf_whose_memory_was_freed():
     leaf = torch.ones(4)
     leaf.untyped_storage().resize_(0)
@@ -417,8 +449,8 @@ class Planned:
 
     ready: threading.Event
 
-    def __init__(self, *args) -> None:
-        self.copy = native.plan_copy(*args)
+    def __init__(self, *args, **options) -> None:
+        self.copy = native.plan_copy(*args, **options)
 
     @property
     def reading(self):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
@@ -120,3 +122,19 @@ def test_pinned_memory_is_on_the_host_with_any_default_device():
             return
         with pytest.raises(RuntimeError, match=r"^pin_memory=True requires |^Cannot "):
             torch_return.pinned(1)
+
+
+def test_the_host_waits_for_an_event_of_torch_in_the_relaxed_mode() -> None:
+    """In another mode, the wait would end a capture in another thread."""
+    order: list[str] = []
+
+    class Relaxed(TorchReturn):
+        @contextmanager
+        def relaxed(self, device: torch.device) -> Iterator[None]:
+            order.append(f"relaxed {device}")
+            yield
+            order.append("as before")
+
+    event = SimpleNamespace(device=DEVICE, synchronize=lambda: order.append("waits"))
+    Relaxed().wait_on_host(event)
+    assert order == [f"relaxed {DEVICE}", "waits", "as before"]

@@ -107,6 +107,19 @@ def test_large_leaves_of_ordinary_memory_are_packed(monkeypatch):
     assert found == [b"\1" * 512, b"\2" * 512]
 
 
+def test_memory_that_is_read_in_place_is_cast_on_the_device(monkeypatch):
+    monkeypatch.setattr(layout, "DIRECT_NBYTES", 512)
+    monkeypatch.setattr(to_device, "DIRECT_NBYTES", 512)
+    with FakeDevice(copy_delay=0, compute_delay=0) as device:
+        pinned = device.pinned(512).view(torch.float32).fill_(2)
+        leaves = [torch.ones(3), pinned, torch.ones(3, dtype=torch.int32)]
+        copy = MixedCopy(leaves, DEVICE, device, dtype=torch.float16)
+        dtypes = [tensor.dtype for tensor in copy.wait()]
+        assert device.record(device.main).wait(30)
+        assert dtypes == [torch.float16, torch.float16, torch.int32]
+        assert device.num_copies == 2, "the host casts and packs pinned memory"
+
+
 def test_nothing_is_queued_when_packing_fails():
     with FakeDevice() as device:
         conjugated = torch.ones(2, dtype=torch.complex64).conj()

@@ -1,8 +1,11 @@
 // The engine, call by call: its calls to the device, and its reuse of blocks.
+#include <algorithm>
+#include <cstring>
 #include <string>
 #include <vector>
 
 #include "check.h"
+#include "core/cast.h"
 #include "fake_runtime.h"
 #include "transfer/engine.h"
 #include "transfers.h"
@@ -11,6 +14,9 @@ namespace {
 
 using namespace fake;
 using namespace pyparallel::transfer;
+using pyparallel::Cast;
+using pyparallel::Half;
+using pyparallel::HostMath;
 
 TEST(test_a_small_batch_is_one_copy) {
   Bench bench;
@@ -52,6 +58,32 @@ TEST(test_chunks_of_any_size_arrive) {
     }
   }
   CHECK(bench.runtime.num_overwritten == 0);
+}
+
+TEST(test_chunks_of_casts_arrive) {
+  Bench bench;
+  std::vector<float> numbers(500);
+  for (float& number : numbers) {
+    number = static_cast<float>(bench.random.between(-9999, 9999)) / 7;
+  }
+  const Bytes bytes(100, 0x5A);
+  const auto* const source = reinterpret_cast<const uint8_t*>(numbers.data());
+  const Slot slots[] = {{source, 0, 1000}, {bytes.data(), 1024, 100}};
+  const Cast casts[] = {Cast::kFloatToHalf, Cast::kNone};
+  Bytes expected(1152, 0);
+  for (size_t i = 0; i < numbers.size(); ++i) {
+    const Half half = HostMath::round(numbers[i], Half{});
+    memcpy(&expected[2 * i], &half, sizeof(half));
+  }
+  std::copy(bytes.begin(), bytes.end(), expected.begin() + 1024);
+  for (int64_t chunk : {2, 62, 64, 300, 1026, 4096}) {
+    Bytes memory(expected.size(), 0xCC);
+    Job job{memory.data(), 1152, slots, 2, casts, nullptr, 0, kCopies};
+    job.chunk = chunk;
+    CHECK(bench.engine.send(job).error == nullptr);
+    bench.synchronize();
+    CHECK(memory == expected);
+  }
 }
 
 TEST(test_nothing_to_send_is_an_event) {
