@@ -376,6 +376,7 @@ for _rule in (Stack, Pad, Concat, List):
     _rule.__module__ = "pyparallel"
 
 _PADS = {each.name: f"Use Pad({each.name}=...)." for each in fields(Pad) if each.init}
+_PADS["dtype"] = "Convert the samples, or use scatter(dtype=...)."
 checked_options(Pad, other_names={"divisor": "size_divisor"})
 for _rule in (Stack, Concat, List):
     checked_options(_rule, _PADS)

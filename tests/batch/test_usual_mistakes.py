@@ -166,6 +166,16 @@ def test_a_near_name_of_an_option_is_advised(cls: Any, given: Any, meant: Any) -
             "Pad(size_divisor=...).",
         ),
         (
+            lambda: Concat(dtype=torch.float16),  # type: ignore[call-arg]
+            "Concat: options must be dim, index_of, but dtype was given. Convert the "
+            "samples, or use scatter(dtype=...).",
+        ),
+        (
+            lambda: List(dtype=torch.float16),  # type: ignore[call-arg]
+            "List: there are no options, but dtype was given. Convert the samples, or "
+            "use scatter(dtype=...).",
+        ),
+        (
             lambda: List(copy=True),  # type: ignore[call-arg]
             "List: there are no options, but copy was given. Remove it.",
         ),
