@@ -20,12 +20,15 @@ from pyparallel import (
     Padding,
     Ragged,
     Stack,
+    backend,
     collate,
     pad_stack,
 )
 from pyparallel.backend.plain import CASTS
+from pyparallel.shm.ring import FREE, PARENT, Ring
 from tests.support.batch.oracle import by_torch
 from tests.support.batch.samples import DTYPES, LAYOUTS, lay_out, random_tensor
+from tests.support.loader.ring_workers import Worker
 from tests.support.processes.backends import both, using
 
 pytestmark = pytest.mark.asan
@@ -101,6 +104,21 @@ def test_operators_cast_the_listed_pairs_alone(backend: ModuleType) -> None:
     rule = r"samples\[1\] must have the dtype of samples\[0\], torch.float32, but has"
     with pytest.raises(TypeError, match=rule):
         backend.pad_copy(dst, mixed, bytes(2))
+
+
+@pytest.mark.parametrize("dtype", TARGETS[:2])
+def test_a_worker_casts_into_its_slab(dtype: torch.dtype) -> None:
+    collate_fn = Collate(x=Pad(dtype=dtype), y=Stack(dtype=dtype))
+    samples = [{"x": torch.rand(3 + i, 300), "y": _VALUES[:700]} for i in range(4)]
+    ring = Ring(2, 1 << 20)
+    batch = Worker(ring, collate_fn).make(samples).batch
+    assert ring.holders() == [PARENT, FREE]
+    expected = collate_fn(samples)
+    for name in ("x", "y"):
+        assert_same(batch[name], expected[name])
+        assert batch[name].dtype == dtype
+    places = [backend.memory_of(each).data_ptr() for each in batch.values()]
+    assert places[0] == places[1], "a tensor is outside of the slab"
 
 
 OPTIONS: list[dict[str, Any]] = [
