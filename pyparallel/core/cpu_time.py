@@ -67,6 +67,12 @@ class CoreWait:
             close(self._file)  # a default argument: `os` may be cleared at exit
 
 
+def is_gil_enabled() -> bool:
+    """Return False if the GIL is off; imports and PYTHON_GIL=1 can enable it."""
+    enabled: Callable[[], bool] = getattr(sys, "_is_gil_enabled", lambda: True)
+    return enabled()
+
+
 class GilWait:
     """Estimate the time that the creating thread waited for the GIL.
 
@@ -78,7 +84,8 @@ class GilWait:
     the thread was blocked.
 
     Without contention the delay is 0, as for a dataset that waits for a disk. Other
-    systems do not count the switches of a thread. There, the estimate is always 0.
+    systems do not count the switches of a thread. There, and in a Python without the
+    GIL, the estimate is always 0.
     """
 
     def __init__(self) -> None:
@@ -101,6 +108,8 @@ class GilWait:
         self._num_switches += _num_switches() - self._before
         self._blocked += max(0.0, blocked)
         if self._blocked < _BLOCKED_SECONDS or not self._num_switches:
+            return 0.0
+        if not is_gil_enabled():  # an import can enable it later
             return 0.0
         measured = self.delay()
         # One measurement is noisy.

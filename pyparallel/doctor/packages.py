@@ -6,7 +6,6 @@ import importlib.util
 import platform
 import sys
 import sysconfig
-from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ import torch
 import pyparallel
 
 from ..core import versions as versions_module
+from ..core.cpu_time import is_gil_enabled
 from .report import Problem
 
 #: Distributions that contain a package ``mmcv``.
@@ -48,7 +48,7 @@ def versions(problems: list[Problem]) -> dict[str, Any]:
         "path": str(Path(pyparallel.__file__).parent),
         "python": platform.python_version(),
         "free_threaded": bool(sysconfig.get_config_var("Py_GIL_DISABLED")),
-        "gil_enabled": _gil_enabled(),
+        "gil_enabled": is_gil_enabled(),
         "executable": sys.executable,
         "torch": torch.__version__,
         "optree": installed("optree"),
@@ -56,12 +56,6 @@ def versions(problems: list[Problem]) -> dict[str, Any]:
         "wrong_distribution": wrong,
         "supported": versions_module.supported(),
     }
-
-
-def _gil_enabled() -> bool:
-    """Return False if the GIL is off; imports and PYTHON_GIL=1 can enable it."""
-    enabled: Callable[[], bool] = getattr(sys, "_is_gil_enabled", lambda: True)
-    return enabled()
 
 
 def mmcv_parallel(problems: list[Problem]) -> dict[str, Any]:

@@ -237,9 +237,10 @@ def _end_threads() -> None:
         if pool._pid == pid:
             pool.end_all()
     threads = [each for each in threading.enumerate() if isinstance(each, _Thread)]
+    _join(threads)  # an exception in the last code of a thread would be printed
     raise_in = ctypes.pythonapi.PyThreadState_SetAsyncExc
     for thread in threads:
-        if thread is not current:
+        if thread.is_alive() and thread is not current:
             raise_in(ctypes.c_ulong(thread.ident or 0), ctypes.py_object(SystemExit))
     deadline = time.monotonic() + _EXIT_SECONDS
     used: dict[_Thread, float] = {}

@@ -7,6 +7,7 @@ import gc
 import os
 import random
 import sys
+import sysconfig
 import threading
 import time
 import warnings
@@ -24,6 +25,7 @@ from torch.utils.data._utils import worker as torch_worker
 
 import pyparallel
 from pyparallel import DataLoader, PreDataLoader, sample_random
+from pyparallel.core.cpu_time import GilWait, is_gil_enabled
 from pyparallel.loader.stats import MUCH_GIL_WAIT
 from pyparallel.transfer import debug
 from tests.support.loader import resumed
@@ -33,6 +35,7 @@ from tests.support.processes import python_runs
 
 pytestmark = pytest.mark.timeout(120)
 
+HAS_GIL = is_gil_enabled()
 THREADS: dict[str, Any] = {"num_workers": 2, "worker_method": "thread"}
 #: Kinds of workers and numbers of them, which must all give the same.
 KINDS: list[dict[str, Any]] = [
@@ -192,6 +195,10 @@ def test_a_write_outside_of_a_batch_is_found(
             del batch
 
 
+@pytest.mark.skipif(
+    bool(sysconfig.get_config_var("Py_GIL_DISABLED")),
+    reason="its thread frees the batch later, also with the GIL",
+)
 def test_a_batch_of_a_thread_that_was_freed_is_poisoned(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -524,6 +531,7 @@ WORK: dict[str, tuple[Callable[[], Any], bool]] = {
 @pytest.mark.parametrize("name", WORK)
 def test_waits_for_the_gil_are_measured_and_lead_to_advice(name: str) -> None:
     work, waits = WORK[name]
+    waits = waits and HAS_GIL
     loader = DataLoader(
         *(Making(lambda index: (work(), index)[1], 160), 4),
         num_workers=4,
@@ -543,6 +551,20 @@ def test_waits_for_the_gil_are_measured_and_lead_to_advice(name: str) -> None:
     verdict = replace(stats, **quiet, first_wait_seconds=0.0, cores=8).verdict
     assert "use worker_method='multiprocessing'" in verdict
     assert "waits of worker threads" in str(stats)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux counts switches")
+@pytest.mark.parametrize("has_gil", [True, False])
+def test_only_a_python_with_the_gil_waits_for_it(
+    has_gil: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "_is_gil_enabled", lambda: has_gil, raising=False)
+    monkeypatch.setattr(GilWait, "delay", lambda self: 0.001)
+    wait = GilWait()
+    wait.begin()
+    for _ in range(5):
+        time.sleep(0.001)
+    assert (wait.end(1.0) > 0) is has_gil
 
 
 def test_a_child_of_a_fork_gets_advice_and_other_loaders_work() -> None:

@@ -8,6 +8,7 @@ import threading
 import time
 import weakref
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -24,6 +25,7 @@ class Program:
 
     def __init__(self) -> None:
         self.calls: list[Any] = []
+        self.stopped = threading.Event()
 
     def start(self, worker: int) -> None:
         self.calls.append(("start", worker))
@@ -32,7 +34,7 @@ class Program:
         return task()
 
     def stop(self) -> None:
-        """Tasks are short."""
+        self.stopped.set()
 
     def end(self) -> None:
         self.calls.append("end")
@@ -102,8 +104,8 @@ def test_another_thread_ends_a_wait(pool: ThreadWorkers, call: str) -> None:
 def test_threads_end_with_their_pool(end: str) -> None:
     programs = [Program() for _ in range(3)]
     pool: Any = ThreadWorkers(programs)
-    for worker in range(3):
-        pool.send(worker, lambda: time.sleep(0.05))
+    for worker, program in enumerate(programs):
+        pool.send(worker, partial(program.stopped.wait, 60))
         pool.send(worker, lambda: programs[0].calls.append("late"))
     dead = weakref.ref(pool)
     if end == "close":
