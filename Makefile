@@ -133,7 +133,8 @@ $(VPEER)/.others: Makefile
 		"torch_geometric>=2.6,<3" "torchio>=1,<2" "skorch>=1.2,<2" "pytorch-ignite>=0.5,<1" \
 		"hyperpyyaml>=1.2,<2" "sentencepiece>=0.2,<1" "soundfile>=0.12,<1" "pandas>=2,<4" \
 		"fastprogress>=1,<2" "fastdownload>=0.0.7,<1" "fasttransform>=0.0.2,<1" \
-		"python-fasthtml>=0.12,<1" "datasets>=4,<6" "webdataset>=1,<2"
+		"python-fasthtml>=0.12,<1" "datasets>=4,<6" "webdataset>=1,<2" \
+		"ipykernel>=7,<8" "jupyter_client>=8,<9"
 # litdata without torchvision. boto3 and obstore are its clients of cloud storage.
 	$(VPEER)/bin/python $(PIP) "boto3>=1.40,<2" "obstore>=0.8,<1"
 # Without torchvision and the compiled half of torchaudio, which need the build of torch for

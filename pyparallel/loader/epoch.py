@@ -547,6 +547,9 @@ class Epoch(LoaderIter):
                 if self._has_workers and self._pool.packs:
                     clear_frames(error, handled)
                 hide_frames(error)
+            else:  # a notebook keeps the error, so its frames would keep the workers
+                clear_frames(error, handled)
+                del self
             raise
         self._count_position()
         self._pool.is_whole = True

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import sys
 import weakref
 from typing import Any, Protocol
 
 from ..core.errors import BatchTypeError
 from ..core.tracing import span
 from ..loader.errors import is_torch_report
-from ..loader.tracebacks import hide_frames
+from ..loader.tracebacks import clear_frames, hide_frames
 from ._thread import PrefetchThread, stop
 from ._to_device import LoaderState, QueueItem
 
@@ -50,6 +51,7 @@ class PrefetchIterator:
     def __next__(self) -> Any:
         """Return the next batch, for the current stream; see `PreDataLoader`."""
         taken: list[QueueItem] = []
+        handled = sys.exc_info()[1]
         try:
             return self._next(taken)
         except BaseException as error:
@@ -57,6 +59,9 @@ class PrefetchIterator:
                 self.close()
                 taken.clear()  # the error would refer to itself by its traceback
                 hide_frames(error)
+            elif isinstance(error, KeyboardInterrupt):
+                clear_frames(error, handled)  # a notebook keeps the error
+                del self
             raise
 
     def _next(self, taken: list[QueueItem]) -> Any:
