@@ -123,6 +123,7 @@ def cases(quick: bool) -> list[Comparison]:
     kinds = {
         "text of 100 kB, zlib": (_texts(24), decode_text),
         "transform of pure Python": (_texts(24, 50_000), count_words),
+        "ragged collate": ([bytes(40_000 * i) for i in range(1, 25)], torch_bytes),
     }
     if Image is not None:
         jpegs = _jpegs(quick)
@@ -212,8 +213,12 @@ def decode_by_opencv(coded: bytes) -> Tensor:
 
 def decode_text(coded: bytes) -> Tensor:
     """Return the bytes of a compressed text."""
-    text = zlib.decompress(coded)
-    return torch.frombuffer(bytearray(text), dtype=torch.uint8)
+    return torch_bytes(zlib.decompress(coded))
+
+
+def torch_bytes(coded: bytes) -> Tensor:
+    """Return a copy of the bytes."""
+    return torch.frombuffer(bytearray(coded), dtype=torch.uint8)
 
 
 def count_words(coded: bytes) -> Tensor:
