@@ -281,7 +281,7 @@ def transformer() -> Step:
 
 
 #: The packages of the texts.
-_SOURCES = ("numpy", "torch", "PIL", "matplotlib")
+_SOURCES = ("jinja2", "torch", "PIL", "matplotlib")
 
 
 def text(folder: Path, quick: bool = False) -> Pipeline:

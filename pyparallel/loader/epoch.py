@@ -28,7 +28,7 @@ from ..shm import pinning
 from ..shm.messages import INLINE_NBYTES
 from ..transfer.device import relaxed_here
 from ..workers.inline import InlineWorkers
-from ..workers.interface import Woken, WorkerDied
+from ..workers.interface import Late, Woken, WorkerDied
 from ..workers.processes import ProcessWorkers
 from ._batch_receiver import BatchReceiver
 from ._progress import Progress
@@ -415,7 +415,7 @@ class Epoch(LoaderIter):
             except Woken:
                 if self._is_closed:  # by another thread
                     raise Stopped from None
-            except TimeoutError:
+            except Late:
                 self._handle_late()
             except WorkerDied as death:
                 self._raise_death(death)
@@ -541,7 +541,8 @@ class Epoch(LoaderIter):
             self._pool.is_whole = True
             raise
         except BaseException as error:
-            self._progress.failed = True
+            # A signal handler that raises during a wait loses no batch.
+            self._progress.failed |= not self._pool.is_whole
             if isinstance(error, Exception):
                 self._pool.is_whole = True
                 if self._has_workers and self._pool.packs:

@@ -94,7 +94,7 @@ class Workers:
         Raises:
             WorkerDied: a worker with tasks has ended, and no answer is there to return.
             ProgramError: a worker could not prepare its program.
-            TimeoutError: no answer arrived in time.
+            Late: no answer arrived in time.
             Woken: `wake` was called, or `close` in another thread.
             OSError: a worker cannot be started, or no descriptor is left for an answer.
                 All workers have been ended.
@@ -171,6 +171,10 @@ class ProgramError(RuntimeError):
             f"worker {worker} must unpickle and start its program, but raised:\n{text}"
         )
         self.worker = worker
+
+
+class Late(Exception):
+    """No answer arrived in time. A signal handler may raise a `TimeoutError`."""
 
 
 class Woken(Exception):

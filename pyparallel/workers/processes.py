@@ -30,6 +30,7 @@ from ._channel import Channel, close_in_children, pair
 from ._run import FAILED, LAST, READY, work
 from ._start import deferred_signals, start
 from .interface import (
+    Late,
     PackedProgram,
     ProgramError,
     Woken,
@@ -178,19 +179,19 @@ class ProcessWorkers(Workers):
         check_process(self._pid)
         asked = self._workers if worker is None else [self._workers[worker]]
         end = float("inf") if timeout is None else time.monotonic() + timeout
+        self._waits = False
         try:
             with self._lock:
                 while (found := self._take(asked)) is None:
                     self._raise_failure()
                     left = min(_CHECK_SECONDS, end - time.monotonic())
                     if left <= 0:
-                        raise TimeoutError
+                        raise Late
                     self._wait(left)
                 return found
-        except TimeoutError:
-            raise
         except OSError:
-            self.close()
+            if not self._waits:  # otherwise a signal handler raised it
+                self.close()
             raise
 
     def _take(self, asked: list[_Worker]) -> tuple[int, Any] | None:
@@ -224,8 +225,9 @@ class ProcessWorkers(Workers):
         """Wait until a worker answers or ends. Read and write all that is possible."""
         found, self.is_whole = self.is_whole, True
         self.on_wait()
+        self._waits = True
         events = self._poll.poll(seconds * 1000)
-        self.is_whole = found
+        self._waits, self.is_whole = False, found
         for descriptor, event in events:
             worker = self._by_descriptor.get(descriptor)
             if worker is None:  # it has ended just now, or this is a call of `wake`

@@ -27,7 +27,7 @@ from typing import Any
 
 from ..core.cpu_time import busy_seconds
 from ..core.process import at_exit
-from .interface import ThreadProgram, Woken, Workers, check_process
+from .interface import Late, ThreadProgram, Woken, Workers, check_process
 
 #: The time of all threads to finish their tasks before `close` leaves them alone.
 _END_SECONDS = 0.7
@@ -166,7 +166,7 @@ class ThreadWorkers(Workers):
             raise Woken
         left = min(end - time.monotonic(), threading.TIMEOUT_MAX)
         if left <= 0:
-            raise TimeoutError
+            raise Late
         self.is_whole = True
         self.on_wait()
         with contextlib.suppress(Empty):

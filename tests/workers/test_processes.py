@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from pyparallel.workers.inline import InlineWorkers
-from pyparallel.workers.interface import ProgramError, Woken, WorkerDied
+from pyparallel.workers.interface import Late, ProgramError, Woken, WorkerDied
 from pyparallel.workers.processes import ProcessWorkers
 from tests.support.loader.worker_programs import (
     Program,
@@ -100,7 +100,7 @@ def test_a_task_that_does_not_pickle_is_an_error_of_its_sender() -> None:
             workers.send(0, [threading.Lock()])
         workers.send(0, 2)
         assert [value_of(workers.receive(0, 60)[1]) for _ in range(2)] == [1, 2]
-        with pytest.raises(TimeoutError):
+        with pytest.raises(Late):
             workers.receive(0, 0.01)
         assert workers.is_whole and not workers.has_lost()
 
@@ -208,7 +208,7 @@ def test_a_timeout_leaves_the_answer_for_later() -> None:
     with pool(2) as workers:
         workers.send(0, ("sleep", 0.2))
         for worker in (0, None):
-            with pytest.raises(TimeoutError):
+            with pytest.raises(Late):
                 workers.receive(worker, 0.01)
         assert value_of(workers.receive(0, 60)[1]) is None
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from pyparallel.workers.interface import Woken
+from pyparallel.workers.interface import Late, Woken
 from pyparallel.workers.threads import ThreadWorkers
 from tests.support.processes import python_runs
 
@@ -61,7 +61,7 @@ def test_answers_come_in_the_order_of_the_tasks_of_each_worker(
     assert pool._tokens.qsize() <= 1
     pool.send(1, lambda: "any")
     assert pool.receive(None, 10) == (1, "any")
-    with pytest.raises(TimeoutError):
+    with pytest.raises(Late):
         pool.receive(0, 0.01)
 
 

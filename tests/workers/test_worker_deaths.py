@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from pyparallel.workers import _channel, _run, deaths
-from pyparallel.workers.interface import WorkerDied
+from pyparallel.workers.interface import Late, WorkerDied
 from tests.support.loader.worker_programs import (
     DiesInPickle,
     Program,
@@ -114,14 +114,12 @@ def test_what_has_arrived_is_delivered_before_a_death(
             workers.send(0, ("sleep", 60))
             until(lambda: arrived(workers, 1) and workers._workers[1].has_ended)
             found: list[Any] = []
-            with pytest.raises((WorkerDied, TimeoutError)) as caught:
+            with pytest.raises((WorkerDied, Late)) as caught:
                 while True:
                     found.append(value_of(workers.receive(asked, 0.05)[1]))
             delivers = asked is None
             assert found == (["arrived"] if delivers else [])
-            assert caught.type is (
-                TimeoutError if announced and not delivers else WorkerDied
-            )
+            assert caught.type is (Late if announced and not delivers else WorkerDied)
             if announced and not delivers:
                 assert value_of(workers.receive(1, 60)[1]) == "arrived"
             with pytest.raises(WorkerDied):
