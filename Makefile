@@ -334,7 +334,7 @@ $(VPEER)/.dali: $(VPEER)/.deps
 	touch $@
 
 BENCH := $(VPEER)/bin/python -m benchmarks
-bench: peers $(VPEER)/.dali ## run all benchmarks: write benchmarks/results, the charts, the tables of README.md; 35 minutes on an idle machine, refused on a loaded one
+bench: peers $(VPEER)/.dali ## run all benchmarks: write benchmarks/results, the charts, the tables of README.md; about 45 minutes on an idle machine, refused on a loaded one
 	$(BENCH) $(BENCH_ARGS)
 	$(BENCH).loader $(LOADER_ARGS)
 	$(BENCH).parallel_apply $(PARALLEL_ARGS)
@@ -346,7 +346,7 @@ bench-loader: peers ## run only the benchmarks of loaders; about 5 minutes on an
 	$(BENCH).loader $(LOADER_ARGS)
 	$(BENCH).summary
 
-bench-training: peers $(VPEER)/.dali ## epochs of training beside torch's loader, torchdata, SPDL and DALI (600 MB); at most 20 minutes on an idle machine
+bench-training: peers $(VPEER)/.dali ## epochs of training beside torch's loader, torchdata, SPDL and DALI (600 MB); 21 minutes on an idle machine
 	$(BENCH).training $(TRAINING_ARGS)
 	$(BENCH).summary
 

@@ -160,7 +160,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument(
         "--max-seconds",
         type=float,
-        default=120.0,
+        default=60.0,
         help="limit of each pipeline; no round starts after it",
     )
     args = parser.parse_args(arguments)
