@@ -66,7 +66,7 @@ def trained(model: nn.Module, loss_of: Step) -> Step:
     def step(batch: Batch) -> Tensor:
         optimizer.zero_grad(set_to_none=True)
         loss = loss_of(batch)
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()  # type: ignore[no-untyped-call]  # torch has no types
         optimizer.step()
         return loss.detach()
 

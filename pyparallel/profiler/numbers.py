@@ -91,8 +91,8 @@ def _costs(
 def _alone(wall: float, cpu: float, core_wait: float) -> float:
     """Return the time of some work on a machine without other programs.
 
-    If the work waited for cores for a tenth of its time, all of its waits count as
-    such: Linux does not count those of a control group that has used its share.
+    If the work waited for cores for a tenth of its time, the machine is loaded. Then
+    all of its waits count as those for cores.
     """
     left = max(0.0, wall - core_wait)
     return min(left, cpu) if cpu and core_wait > wall / 10 else left

@@ -73,4 +73,6 @@ def test_threads_as_workers_are_refused(
 @pytest.mark.parametrize("method", multiprocessing.get_all_start_methods())
 def test_contexts_of_processes_are_accepted(method: str) -> None:
     for context in (method, multiprocessing.get_context(method)):
-        DataLoader(range(4), num_workers=1, multiprocessing_context=context)
+        loader = DataLoader(range(4), num_workers=1, multiprocessing_context=context)
+        found: Any = loader.multiprocessing_context
+        assert found.get_start_method() == method

@@ -141,6 +141,18 @@ def kept(before: Any, after: Any) -> list[bool]:
     return [id(tensor) in known for tensor in tensors_in(after)]
 
 
+def as_torch_rounds(value: Any, dtype: torch.dtype) -> Any:
+    """Return an integer as torch rounds it to a double; ours does not round.
+
+    The largest integer of a dtype stays, because torch limits the double to it.
+    """
+    has_limit = not (dtype.is_floating_point or dtype.is_complex or dtype == torch.bool)
+    if not has_limit or not isinstance(value, int) or abs(value) <= 2**53:
+        return value
+    rounded = int(float(value))
+    return value if rounded == torch.iinfo(dtype).max + 1 else rounded
+
+
 @pytest.mark.parametrize("mixed", [False, True])
 @bounded
 @given(data=st.data(), chunk=st.integers(1, 6))
@@ -148,9 +160,13 @@ def test_collate_stacks_a_column_alike(
     mixed: bool, data: st.DataObject, chunk: int
 ) -> None:
     column = data.draw(samples.columns(mixed=mixed))
+    values = [
+        as_torch_rounds(value, sample.dtype)
+        for sample, value in zip(column.samples, column.values, strict=True)
+    ]
     batch = [
         DataContainer(sample, True, value, pad_dims=column.pad_dims)
-        for sample, value in zip(column.samples, column.values, strict=True)
+        for sample, value in zip(column.samples, values, strict=True)
     ]
     ours = attempt(collate, batch, chunk)
     other = attempt(theirs.collate, convert(batch), chunk)
@@ -162,11 +178,13 @@ def test_collate_stacks_a_column_alike(
         for i in ends
     ]
     # torch checks a padding value by other rules if it fills one element, or none. It
-    # rounds integers to doubles, and the value of a sample without elements once more.
+    # rounds the value of a sample without elements like a float.
     rounded = any(
-        abs(value) > 2**53 and (not sample.numel() or value != float(value))
-        for sample, value in zip(column.samples, column.values, strict=True)
+        not sample.numel() and abs(value) > 2**53
+        for sample, value in zip(column.samples, values, strict=True)
     )
+    # Its cast of a double above the limit depends on the code that it takes.
+    rounded |= mixed and any(type(v) is int and v != float(v) for v in values)
     if all(torch.Size(target).numel() > 1 for target in targets) and not rounded:
         assert_alike(ours, other)
 
