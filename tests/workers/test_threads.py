@@ -213,6 +213,30 @@ for worker in range(4):
     assert (done.returncode, done.stdout, done.stderr) == (0, "end " * 4, "")
 
 
+def test_the_exit_raises_nothing_in_threads_that_end_by_themselves() -> None:
+    code = """
+import os, threading, time
+from pyparallel.workers import threads
+threads._END_SECONDS = 60
+begun = threading.Event()
+class Program:
+    def start(self, worker): pass
+    def run(self, task):
+        begun.set()
+        try:
+            time.sleep(0.3)  # until the exit waits
+        except SystemExit:
+            os.write(1, b"raised ")
+    def stop(self): pass
+    def end(self): os.write(1, b"end ")
+pool = threads.ThreadWorkers([Program()])
+pool.send(0, 1)
+begun.wait()
+"""
+    done = python_runs.run(code)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "end ", "")
+
+
 STUCK = """
 import sys, time, threading
 from pyparallel import DataLoader
