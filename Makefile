@@ -141,6 +141,8 @@ $(VPEER)/.others: Makefile
 # CUDA. The loaders need neither.
 	$(VPEER)/bin/python $(PIP) --no-deps "litdata>=0.2.60,<0.3" "fastai>=2.8,<3" "speechbrain>=1.1,<2" "torchaudio>=2.11,<3"
 	rm -f $(VPEER)/lib/python*/site-packages/torchaudio/lib/*.so
+# In a folder of its own, because other peers use torchvision if they find it.
+	$(VPEER)/bin/python $(PIP) --no-deps --upgrade --target $(VPEER)/timm "timm>=1,<2" "torchvision>=0.28,<0.29"
 	$(VPEER)/bin/python $(PIP) --no-build-isolation mmcv==1.7.2
 # Both require an OpenCV that needs display libraries; the headless one is sufficient.
 	$(VPEER)/bin/python -m pip uninstall -q -y opencv-python

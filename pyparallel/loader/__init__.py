@@ -18,10 +18,11 @@ The path of a batch, from the sampler to the loop:
 
 `state_dict` saves and restores this position: `_progress` of the epoch, from
 `_sampler_state`, `_ranks`, `_dataset_state`, `_random_state` and, between two epochs,
-`_loader_state`. `copies` keeps the arguments of a loader that another library copies.
-`sample_random` has the generators of the sample that a thread reads. `preflight` checks
-limits of the machine, `applied` finds the advice that was followed, and `tracebacks`
-makes errors of a dataset readable.
+`_loader_state`. `_passes` watches subclasses that may read ahead of the loop. `copies`
+keeps the arguments of a loader that another library copies. `sample_random` has the
+generators of the sample that a thread reads. `preflight` checks limits of the machine,
+`applied` finds the advice that was followed, and `tracebacks` makes errors of a dataset
+readable.
 """
 
 __all__ = [

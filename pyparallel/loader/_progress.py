@@ -29,6 +29,7 @@ from ._loader_state import (
     set_epochs,
     state_between_epochs,
 )
+from ._passes import Pass
 from ._random_state import SampleTask
 from ._ranks import check_ranks, find_ranks, sampler_of
 from ._sampler_state import (
@@ -73,9 +74,13 @@ class Progress:
         epochs_seen: the numbers of ``set_epoch`` when the epoch began or ended.
         reader: the thread of a `PreDataLoader` that reads ahead of its loop. None after
             the loop has received all batches.
+        num_in_loop: ``num_delivered`` at the last batch that the loop of a
+            `PreDataLoader` has received.
+        outer: the pass of a subclass that made the iterator, see Note [passes].
     """
 
     reader: threading.Thread | None = None
+    num_in_loop = 0
     num_left_out = 0
 
     def __init__(self, loader: Loader, *, reset: bool = False) -> None:
@@ -105,6 +110,7 @@ class Progress:
         self._ranks = find_ranks(self._sampler)
         self._iterable = state["loader"]["dataset"] == "iterable"
         self._initial = state
+        self.outer: Pass | None = loader._pass
         self.order: Order | None = None
         self.num_delivered = self._num_before = 0  # _num_before: by earlier iterators
         self.finished = self.failed = self._read_after_error = False
@@ -386,6 +392,12 @@ class Progress:
             self.num_delivered = self._num_before + position
             order.drop_states(self.num_delivered)
         self.dataset.store_report()
+
+    def position_of_loop(self) -> int:
+        """Return the number of batches of the epoch that the loop has passed."""
+        if self.reader in (None, threading.current_thread()):
+            return self.num_delivered
+        return self.num_in_loop
 
     def leave_out(self) -> None:
         """Count a batch without samples, before it counts as delivered."""

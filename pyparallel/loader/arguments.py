@@ -33,9 +33,10 @@ class Loader(Protocol):
     max_errors: int
     replay_dataset: bool
 
-    # A `BatchReceiver` and a `Progress`, whose modules import this one.
+    # A `BatchReceiver`, a `Progress` and a `Pass`, whose modules import this one.
     _receiver: Any
     _progress: Any
+    _pass: Any
     _loaded: dict[str, Any] | None
     _has_loaded: bool
     _iterators: int | None

@@ -28,6 +28,7 @@ from ..core.torch_private import LoaderIter, TorchLoader, require
 from . import _random_state
 from ._batch_receiver import BatchReceiver
 from ._loader_state import find_epochs, ordering_parts
+from ._passes import check_bases, watched
 from .applied import applied_changes
 from .copies import TimeoutWithOwner
 from .epoch import Epoch
@@ -126,6 +127,18 @@ class DataLoader(TorchLoader[_T_co], StatefulLoader):
         timeout = TimeoutWithOwner()
     #: The loader whose arguments the constructor takes, see Note [copies].
     _source: Self | None = None
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """Watch ``__iter__`` of a subclass, see Note [passes].
+
+        Raises:
+            TypeError: another base makes iterators of its own.
+        """
+        super().__init_subclass__(**kwargs)
+        check_bases(cls, DataLoader)
+        method = cls.__iter__
+        if method is not DataLoader.__iter__ and not hasattr(method, "watched"):
+            cls.__iter__ = watched(method)  # type: ignore[method-assign]  # of cls
 
     def __init__(
         self,
@@ -304,7 +317,7 @@ class DataLoader(TorchLoader[_T_co], StatefulLoader):
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the attributes that another process can use."""
-        local = {"_iterator": None, "_progress": None, "_copy": None}
+        local = {"_iterator": None, "_progress": None, "_pass": None, "_copy": None}
         state = {**self.__dict__, **local}
         state.pop("_self", None)
         if "_receiver" in state:  # not in a subclass with an __init__ of its own

@@ -123,7 +123,7 @@ class Epoch(LoaderIter):
         self._start_workers(loader)
         self._begin(loader, progress.dataset.turn % count if count else 0)
         progress.finish_setup()
-        self._num_yielded = progress.num_delivered
+        self._num_returned = progress.num_delivered
         if loader._loaded is not None and progress.errors:
             self._meter.add(sample_errors=len(progress.errors))
         loader._progress, loader._loaded = progress, None
@@ -228,7 +228,7 @@ class Epoch(LoaderIter):
         self._window.clear()
         self._epoch += 1
         self._begin(loader, 0)
-        self._num_yielded = 0
+        self._num_returned = 0
         self._pool.is_whole = True
 
     def _begin(self, loader: Loader, first_worker: int) -> None:
@@ -554,6 +554,8 @@ class Epoch(LoaderIter):
             raise
         self._count_position()
         self._pool.is_whole = True
+        if (outer := self._progress.outer) is not None:
+            outer.count_read(batch)
         return batch
 
     def _next(self) -> Any:
@@ -567,12 +569,12 @@ class Epoch(LoaderIter):
             recorded = self._range
         with recorded:
             batch = self._next_data()
-        self._num_yielded += 1
+        self._num_returned += 1
         length = self._IterableDataset_len_called
-        if length is not None and self._dataset_kind and self._num_yielded > length:
+        if length is not None and self._dataset_kind and self._num_returned > length:
             text = (
                 f"Length of IterableDataset {self._dataset} was reported to be {length}"
-                f"(when accessing len(dataloader)), but {self._num_yielded} samples "
+                f"(when accessing len(dataloader)), but {self._num_returned} samples "
                 "have been fetched. "
             )
             warn(text + (_LENGTH_ADVICE if self._has_workers else ""), UserWarning)
@@ -590,6 +592,19 @@ class Epoch(LoaderIter):
     def _rcvd_idx(self) -> int:
         """The number of batches that have passed, by torch's name."""
         return self._num_passed
+
+    @property
+    def _num_yielded(self) -> int:
+        """The position of the loop, by torch's name: SpeechBrain saves it.
+
+        As in a state, batches count that raised an error or were left out, and those
+        that a `PreDataLoader` has read ahead do not.
+        """
+        return self._progress.position_of_loop()
+
+    @_num_yielded.setter
+    def _num_yielded(self, value: int) -> None:
+        self._num_returned = value  # of a method of torch that a library has replaced
 
     def attend(
         self,

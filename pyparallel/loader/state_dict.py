@@ -24,6 +24,7 @@ from ._loader_state import (
     saved_arguments,
     state_between_epochs,
 )
+from ._passes import Pass, repeats_iterator
 from ._progress import Progress
 from ._state_format import decode, encode
 from .arguments import Loader
@@ -35,6 +36,8 @@ class StatefulLoader:
 
     #: The progress of the last iterator.
     _progress: Progress | None = None
+    #: The last pass of a subclass whose ``__iter__`` is a generator.
+    _pass: Pass | None = None
     #: The state from which the next iterator continues.
     _loaded: dict[str, Any] | None = None
     #: Whether the loader has loaded a state.
@@ -68,9 +71,9 @@ class StatefulLoader:
             left. After ``StopIteration``, it is the start of the next epoch.
 
         Raises:
-            RuntimeError: ``in_order=False`` with workers, a `PreDataLoader` reads the
-                loader ahead, or the delivered samples are unknown. The message gives
-                the reason.
+            RuntimeError: ``in_order=False`` with workers, a `PreDataLoader` or a
+                subclass reads the loader ahead, or the delivered samples are unknown.
+                The message gives the reason.
             TypeError: the dataset is a ``DataPipe``.
         """
         return encode(self._position()())
@@ -90,6 +93,7 @@ class StatefulLoader:
         state = self._loaded
         if state is None:
             if progress is not None:
+                self._check_pass(progress)
                 return progress.position(self._loader)
             state = state_between_epochs(self._loader, None)
         elif state["epoch"] is None:
@@ -161,6 +165,13 @@ class StatefulLoader:
             return origin
         copy, progress = self._copy or (lambda: None, None)
         return copy() if self._progress is progress else None
+
+    def _check_pass(self, progress: Progress) -> None:
+        found = self._pass
+        if found is not None:
+            is_own = progress.outer is found and not repeats_iterator(self)
+            if (text := found.obstacle("state_dict", is_own=is_own)) is not None:
+                raise RuntimeError(text)
 
     def _must_be_resumable(self, method: str) -> None:
         if self._copy_in_use() is not None:
@@ -247,7 +258,7 @@ def take_state(loader: Any) -> Callable[[], Any]:
     For this package's loader the function makes the state, which takes longer than to
     find the position.
     """
-    if isinstance(loader, StatefulLoader):
+    if getattr(type(loader), "state_dict", None) is StatefulLoader.state_dict:
         position = loader._position()
         return lambda: encode(position())
     state_dict = getattr(loader, "state_dict", None)
@@ -255,19 +266,48 @@ def take_state(loader: Any) -> Callable[[], Any]:
     return lambda: state
 
 
-def read_ahead(source: Any) -> Callable[[], None]:
-    """Let only this thread ask the loader of an iterator for its state.
+def knows_epochs(loader: Any) -> bool:
+    """Return True if ``state_dict`` is that of this package, or extends it.
 
-    Returns:
-        A function that lets all threads ask again. Another iterator of the loader is
-        not affected.
+    Classes of other libraries, such as torchdata's, may replace it in a subclass.
     """
-    progress = getattr(source, "_progress", None)
-    if not isinstance(progress, Progress):
-        return lambda: None
-    progress.reader = threading.current_thread()
+    owners = (cls for cls in type(loader).__mro__ if "state_dict" in vars(cls))
+    return issubclass(next(owners, object), StatefulLoader)
 
-    def end() -> None:
-        progress.reader = None
 
-    return end
+class ReadAhead:
+    """A loop whose batches this thread reads ahead.
+
+    Other threads may not ask for the state of the loader. Another iterator of the
+    loader is not affected.
+    """
+
+    _progress: Progress | None = None
+
+    def __init__(self, loader: Any, source: Any) -> None:
+        # The source of a subclass may be an iterator around ours.
+        own = isinstance(getattr(source, "_progress", None), Progress)
+        self._owner = source if own else loader
+        self._is_known = own or isinstance(loader, StatefulLoader)
+        self.mark()
+
+    def mark(self) -> int:
+        """Find the iterator that is read. Return its position."""
+        found: Progress | None = self._owner._progress if self._is_known else None
+        if found is None:
+            return 0
+        if found is not self._progress:
+            found.num_in_loop = found.num_delivered
+            found.reader = threading.current_thread()
+            self._progress = found
+        return found.num_delivered
+
+    def receive(self, position: int) -> None:
+        """Record that the loop has received the batch that ends at a position."""
+        if self._progress is not None:
+            self._progress.num_in_loop = position
+
+    def end(self) -> None:
+        """Let all threads ask again: the loop has received the whole epoch."""
+        if self._progress is not None:
+            self._progress.reader = None

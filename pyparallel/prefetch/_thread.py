@@ -17,7 +17,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,7 +26,7 @@ from ..core.errors import BatchTypeError, LoaderWarning, type_name, warn
 from ..core.process import at_exit
 from ..core.tracing import span
 from ..loader.epoch import Epoch
-from ..loader.state_dict import read_ahead
+from ..loader.state_dict import ReadAhead
 from ..loader.stats import Meter
 from ..loader.tracebacks import clear_frames
 from ._to_device import DeviceStage, LoaderState, QueueItem, loader_state
@@ -77,8 +77,7 @@ class PrefetchThread:
         #: The loader's state before the first batch, after `begun` is set.
         self.start_state: LoaderState | None = None
         self.begun: threading.Event = threading.Event()
-        #: Called after the consumer has received the whole epoch.
-        self.end_reading: Callable[[], None] = lambda: None
+        self.ahead: ReadAhead = ReadAhead(None, None)
         self.state: thread_state.ThreadState = thread_state.capture()
         self._activity = ("starting", time.monotonic())
         self.thread: threading.Thread = threading.Thread(
@@ -324,7 +323,7 @@ def _produce(prefetch_thread: PrefetchThread) -> None:
     made = call_loader(loader)
     source = iter(made)
     prefetch_thread.set_source(source)
-    prefetch_thread.end_reading = read_ahead(source)
+    prefetch_thread.ahead = ahead = ReadAhead(made, source)
     prefetch_thread.start_state = loader_state(loader)
     prefetch_thread.begun.set()
     tells, copied, num_batches = not isinstance(source, Epoch), 0.0, 0
@@ -340,14 +339,14 @@ def _produce(prefetch_thread: PrefetchThread) -> None:
             prefetch_thread.put(QueueItem(state=loader_state(loader)))
             return
         fetched = time.perf_counter()
-        state = loader_state(loader)
+        state, position = loader_state(loader), ahead.mark()
         prefetch_thread.set_activity("the copy or the transform")
         if copied > SHORT_SECONDS or options.device_stage.transform is not None:
             prefetch_thread.tell()
         get_batch, nbytes = options.device_stage.start(batch)
         copied = time.perf_counter() - fetched
         meter.add(load_seconds=fetched - start, copy_seconds=copied, nbytes=nbytes)
-        prefetch_thread.put(QueueItem(get_batch, state=state), tells=tells)
+        prefetch_thread.put(QueueItem(get_batch, None, state, position), tells=tells)
         num_batches += 1
         del batch, get_batch, state  # only the consumer keeps the batch alive
 

@@ -37,11 +37,13 @@ class QueueItem(NamedTuple):
         get_batch: returns the batch, after the consumer's stream waits for its copy.
         error: the error to raise.
         state: the state of the loader after the batch.
+        position: the number of batches of the epoch, with this one.
     """
 
     get_batch: Callable[[], Any] | None = None
     error: BaseException | None = None
     state: LoaderState | None = None
+    position: int = 0
 
 
 def loader_state(loader: Any) -> LoaderState:

@@ -32,7 +32,7 @@ from ..core.torch_private import TorchLoader
 from ..loader.applied import applied_changes
 from ..loader.copies import TimeoutWithOwner
 from ..loader.data_loader import DataLoader
-from ..loader.state_dict import StatefulLoader, check_state
+from ..loader.state_dict import StatefulLoader, check_state, knows_epochs
 from ..loader.stats import LoaderStats, Meter
 from ..transfer.static import StaticBatches
 from ._thread import Options, PrefetchThread, is_iterable
@@ -330,7 +330,8 @@ class PreDataLoader:
         loader = self.loader
         while isinstance(loader, PreDataLoader):
             loader = loader.loader
-        if isinstance(loader, StatefulLoader):
+        own = getattr(type(loader), "load_state_dict", None)
+        if own is StatefulLoader.load_state_dict:
             check_state(loader, state)  # before anything changes
         self._close_iterators()
         load(state)
@@ -342,7 +343,7 @@ class PreDataLoader:
 
         Other loaders, such as torchdata's, begin an epoch when they are asked.
         """
-        return isinstance(self.loader, StatefulLoader | PreDataLoader)
+        return isinstance(self.loader, PreDataLoader) or knows_epochs(self.loader)
 
     def _loader_method(self, name: str) -> Any:
         method = getattr(self.loader, name, None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +16,7 @@ import pyparallel
 try:
     import fastai.learner
     import ignite.engine
+    import litdata
     import monai.data
     import skorch
     import torch_geometric.data
@@ -22,6 +24,7 @@ try:
     import torchio
     from speechbrain.dataio.dataloader import SaveableDataLoader
     from speechbrain.utils.checkpoints import Checkpointer
+    from torchdata.stateful_dataloader import StatefulDataLoader
 except ImportError as error:
     pytest.skip(f"needs the peers: {error}", allow_module_level=True)
 
@@ -129,6 +132,143 @@ def test_a_checkpoint_of_speechbrain_continues_in_mid_epoch(
         found.append([numbers(resumed), len(numbers(resumed))])
     assert found[0] == found[1]
     assert found[0][0] == numbers(make(SaveableDataLoader, data, 0))[num_steps:]
+
+
+class Damaged(torch.utils.data.Dataset[int]):
+    """Numbers without a length, so that a damaged batch is left out."""
+
+    def __getitem__(self, index: int) -> int:
+        if index in (0, 1, 5):
+            raise ValueError(f"number {index} is damaged")
+        return index
+
+
+PAIRS = [[0, 1], [2, 3], [4, 5], [6, 7], [8, 9]]
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("wrap", [lambda each: each, pyparallel.PreDataLoader])
+def test_a_checkpoint_of_speechbrain_has_the_position_of_the_loop(
+    wrap: Any, num_workers: int, tmp_path: Path
+) -> None:
+    class Loader(SaveableDataLoader, pyparallel.DataLoader):  # type: ignore[misc]
+        """The class of docs/frameworks.md."""
+
+    def make() -> Any:
+        options: Any = {"num_workers": num_workers, "on_error": "skip"}
+        return Loader(Damaged(), batch_sampler=PAIRS, **options)
+
+    whole = [[2, 3], [4], [6, 7], [8, 9]]
+    batches = wrap(loader := make())
+    for number, batch in enumerate(batches):
+        assert batch.tolist() == whole[number]
+        folder = tmp_path / str(number)
+        Checkpointer(folder, {"loader": loader}).save_checkpoint(end_of_epoch=False)
+        resumed = make()
+        Checkpointer(folder, {"loader": resumed}).recover_if_possible()
+        assert [each.tolist() for each in wrap(resumed)] == whole[number + 1 :]
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("repeats", [1, 2])
+def test_the_class_of_monai_that_reads_ahead_refuses_its_state(
+    repeats: int, num_workers: int
+) -> None:
+    class Loader(monai.data.ThreadDataLoader, pyparallel.DataLoader):  # type: ignore[misc]
+        """Its batches are read in a thread of MONAI."""
+
+    loader = Loader(list(range(8)), 1, repeats=repeats, num_workers=num_workers)
+    batches = iter(loader)
+    found = [next(batches)]
+    text = (
+        r"ThreadDataLoader\.__iter__ reads batches in another thread\. Use pyparallel"
+    )
+    with pytest.raises(RuntimeError, match=text):
+        loader.state_dict()
+    found += batches
+    assert [int(batch) for batch in found] == [i // repeats for i in range(8 * repeats)]
+    again = Loader(list(range(8)), num_workers=num_workers)
+    again.load_state_dict(loader.state_dict())  # between two epochs
+    assert [int(batch) for batch in again] == list(range(8))
+
+
+@pytest.mark.parametrize("theirs", [StatefulDataLoader, litdata.StreamingDataLoader])
+def test_a_class_with_iterators_of_its_own_is_no_base_of_ours(theirs: type) -> None:
+    text = f"but {theirs.__name__} makes iterators of its own. Use one of the two"
+    with pytest.raises(TypeError, match=text):
+        type("Loader", (theirs, pyparallel.DataLoader), {})
+
+
+TIMM = """
+import sys
+import torch
+import pyparallel
+
+sys.path.insert(0, sys.argv[1])
+# torchvision of PyPI is compiled for CUDA's torch. Its Python code asks for these two.
+compiled = torch.library.Library("torchvision", "DEF")
+for name in ("nms", "qnms"):
+    compiled.define(f"{name}(Tensor dets, Tensor scores, float threshold) -> Tensor")
+from timm.data.loader import MultiEpochsDataLoader
+
+class Loader(MultiEpochsDataLoader, pyparallel.DataLoader):
+    pass
+
+class Rows(torch.utils.data.Dataset):
+    def __len__(self):
+        return 9
+    def __getitem__(self, index):
+        if index == 4:
+            raise ValueError("row 4 is damaged")
+        return index
+
+def make(cls, rows, **options):
+    generator = torch.Generator().manual_seed(1)
+    count = int(sys.argv[2])
+    workers = {"num_workers": count, "persistent_workers": count > 0}
+    return cls(rows, 2, shuffle=True, generator=generator, **workers, **options)
+
+def numbers(loader):
+    return [batch.tolist() for batch in loader]
+
+if __name__ == "__main__":
+    theirs, ours = [make(cls, range(9)) for cls in (MultiEpochsDataLoader, Loader)]
+    for _ in range(3):
+        assert numbers(ours) == numbers(theirs)
+        assert len(ours) == 5
+        next(iter(ours)), next(iter(theirs))
+        try:
+            ours.state_dict()
+        except RuntimeError as error:
+            print(error)
+    assert ours.stats().batches == 18
+    skipped = make(Loader, Rows(), on_error="skip")
+    for _ in range(2):
+        rows = sum(numbers(skipped), [])
+        assert len(rows) >= 8 and 4 not in rows
+"""
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_the_class_of_timm_with_one_iterator_for_all_epochs(
+    num_workers: int, tmp_path: Path
+) -> None:
+    folder = Path(sys.prefix) / "timm"
+    if not folder.is_dir():
+        pytest.skip(f"needs {folder}: make test-peers installs it")
+    (tmp_path / "program.py").write_text(TIMM)
+    command = ["-W", "ignore", "program.py", str(folder), str(num_workers)]
+    done = subprocess.run(
+        [sys.executable, *command],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    text = "MultiEpochsDataLoader.__iter__ reads one iterator in several epochs"
+    assert done.stdout.count(text) == 3
 
 
 # --------------------------------------------------------------- our loader in a loop

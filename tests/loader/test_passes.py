@@ -1,0 +1,313 @@
+"""Subclasses whose ``__iter__`` or ``state_dict`` is not that of this package."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from queue import Queue
+from typing import Any
+
+import pytest
+import torch.utils.data
+
+from pyparallel import DataLoader, PreDataLoader
+
+ALL = [[0, 1], [2, 3], [4, 5], [6, 7]]
+
+
+class Plain(DataLoader[Any]):
+    """A generator that yields each batch as it is read."""
+
+    def __iter__(self) -> Any:
+        yield from super().__iter__()
+
+
+class Changed(DataLoader[Any]):
+    """A generator that changes each batch."""
+
+    def __iter__(self) -> Any:
+        for batch in super().__iter__():
+            yield batch.clone()
+
+
+class Chosen(DataLoader[Any]):
+    """A generator that leaves batches out."""
+
+    def __iter__(self) -> Any:
+        for batch in super().__iter__():
+            if int(batch[0]) != 2:
+                yield batch
+
+
+class Derived(Changed):
+    """A generator around the generator of its base."""
+
+    def __iter__(self) -> Any:
+        for batch in super().__iter__():
+            yield batch.clone()
+
+
+class Noted(DataLoader[Any]):
+    """A generator that asks for the state itself, before it yields."""
+
+    def __iter__(self) -> Any:
+        for batch in super().__iter__():
+            self.noted = self.state_dict()
+            yield batch.clone()
+
+
+class Kept(DataLoader[Any]):
+    """A class that keeps a reference to the iterator, as SpeechBrain's."""
+
+    def __iter__(self) -> Any:
+        self.kept = super().__iter__()
+        return self.kept
+
+
+class Around:
+    """An iterator around ours, as torch_geometric's ``DataLoaderIterator``."""
+
+    def __init__(self, batches: Any) -> None:
+        self.batches = batches
+
+    def __iter__(self) -> Any:
+        return self
+
+    def __next__(self) -> Any:
+        return next(self.batches).clone()
+
+
+class Wrapped(DataLoader[Any]):
+    """A class that makes another iterator around ours."""
+
+    def _get_iterator(self) -> Any:
+        return Around(super()._get_iterator())
+
+
+class Extended(DataLoader[Any]):
+    """A class that adds an entry to the state."""
+
+    def state_dict(self) -> Any:
+        return {"loader": super().state_dict()}
+
+    def load_state_dict(self, state_dict: Any) -> None:
+        super().load_state_dict(state_dict["loader"])
+
+
+class OneAhead(DataLoader[Any]):
+    """A generator that reads one batch ahead."""
+
+    def __iter__(self) -> Any:
+        batches = super().__iter__()
+        held = next(batches)
+        for batch in batches:
+            yield held
+            held = batch
+        yield held
+
+
+class InThread(DataLoader[Any]):
+    """A generator that reads in a thread, as MONAI's ``ThreadDataLoader``."""
+
+    def __iter__(self) -> Any:
+        source, queue = super().__iter__(), Queue[Any](1)
+
+        def fill() -> None:
+            for batch in source:
+                queue.put(batch)
+            queue.put(None)
+
+        thread = threading.Thread(target=fill)
+        thread.start()
+        while (batch := queue.get()) is not None:
+            yield batch
+        thread.join()
+
+
+class Twice(DataLoader[Any]):
+    """A generator that yields all batches of two at once."""
+
+    def __iter__(self) -> Any:
+        batches = super().__iter__()
+        for batch in batches:
+            yield torch.cat([batch, next(batches)])
+
+
+class Endless:
+    """The batch sampler of timm, which begins again after its end."""
+
+    def __init__(self, sampler: Any) -> None:
+        self.sampler = sampler
+
+    def __iter__(self) -> Iterator[Any]:
+        while True:
+            yield from iter(self.sampler)
+
+
+class OneIterator(DataLoader[Any]):
+    """One iterator for all epochs, as in ``MultiEpochsDataLoader`` of timm."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._DataLoader__initialized = False
+        self.batch_sampler = Endless(self.batch_sampler)
+        self._DataLoader__initialized = True
+        self.iterator: Any = None
+        self.begin()
+
+    def begin(self) -> None:
+        self.iterator = super().__iter__()
+
+    def __len__(self) -> int:
+        sampler: Any = self.batch_sampler
+        return len(sampler.sampler)
+
+    def __iter__(self) -> Any:
+        if self.iterator is None:
+            self.begin()
+        for _ in range(len(self)):
+            yield next(self.iterator)
+
+
+class LateIterator(OneIterator):
+    """The same, as in newer versions of timm."""
+
+    def begin(self) -> None:
+        if hasattr(self, "begun"):
+            super().begin()
+        self.begun = True
+
+
+EXACT = [Plain, Changed, Chosen, Derived, Noted, Kept, Wrapped, Extended]
+AHEAD = {
+    OneAhead: "has read 2 and yielded 1 batches",
+    InThread: "reads batches in another thread",
+    Twice: "has read 2 and yielded 1 batches",
+}
+with_workers = pytest.mark.parametrize("num_workers", [0, 2])
+
+
+def make(cls: Any, num_workers: int) -> Any:
+    return cls(range(8), batch_size=2, num_workers=num_workers)
+
+
+def numbers(batches: Any) -> list[Any]:
+    return [batch.tolist() for batch in batches]
+
+
+def rest_of(cls: Any, state: Any, num_workers: int) -> list[Any]:
+    loader = make(cls, num_workers)
+    loader.load_state_dict(state)
+    return numbers(loader)
+
+
+@with_workers
+@pytest.mark.parametrize("ahead", [False, True], ids=["itself", "PreDataLoader"])
+@pytest.mark.parametrize("cls", EXACT)
+def test_a_subclass_that_follows_the_loop_has_its_position(
+    cls: Any, ahead: bool, num_workers: int
+) -> None:
+    whole = [each for each in ALL if cls is not Chosen or each != [2, 3]]
+    loader = make(cls, num_workers)
+    batches: Any = PreDataLoader(loader) if ahead else loader
+    found = []
+    for number, batch in enumerate(batches, 1):
+        found.append(batch.tolist())
+        if ahead and number == 1:
+            with pytest.raises(RuntimeError, match="a PreDataLoader reads this loader"):
+                loader.state_dict()
+        assert rest_of(cls, batches.state_dict(), num_workers) == whole[number:]
+        if cls is Noted and not ahead:
+            assert rest_of(cls, loader.noted, num_workers) == whole[number:]
+    assert found == whole
+    assert rest_of(cls, batches.state_dict(), num_workers) == whole  # the next epoch
+    if ahead:
+        batches.load_state_dict(batches.state_dict())
+    assert numbers(batches) == whole
+
+
+@with_workers
+@pytest.mark.parametrize("ahead", [False, True], ids=["itself", "PreDataLoader"])
+@pytest.mark.parametrize("cls", AHEAD)
+def test_a_subclass_that_does_not_follow_the_loop_refuses_its_state(
+    cls: Any, ahead: bool, num_workers: int
+) -> None:
+    whole = numbers(make(cls, num_workers))
+    loader = make(cls, num_workers)
+    batches: Any = PreDataLoader(loader) if ahead else loader
+    iterator = iter(batches)
+    next(iterator)
+    text = f"the position of the loop, but {cls.__name__}.__iter__ {AHEAD[cls]}. Use"
+    with pytest.raises(RuntimeError, match=text):
+        batches.state_dict()
+    for _ in iterator:
+        pass
+    # All of the epoch has reached the loop.
+    assert rest_of(cls, batches.state_dict(), num_workers) == whole
+    assert numbers(batches) == whole
+
+
+@with_workers
+@pytest.mark.parametrize("cls", [OneIterator, LateIterator])
+def test_a_class_with_one_iterator_for_all_epochs_refuses_states(
+    cls: Any, num_workers: int
+) -> None:
+    text = "OneIterator.__iter__ reads one iterator in several epochs. Use pyparallel"
+    loader, plain = make(cls, num_workers), make(DataLoader, num_workers)
+    for _ in range(2):
+        next(iter(loader))
+        with pytest.raises(RuntimeError, match=f"DataLoader.state_dict .*{text}"):
+            loader.state_dict()
+    loader = make(cls, num_workers)
+    assert numbers(loader) == numbers(loader) == ALL
+    batches = iter(plain)
+    next(batches)
+    loader.load_state_dict(plain.state_dict())
+    with pytest.raises(RuntimeError, match=f"DataLoader.load_state_dict .*{text}"):
+        next(iter(loader))
+    late = make(LateIterator, num_workers)
+    late.load_state_dict({**plain.state_dict()})
+    with pytest.raises(RuntimeError):  # its order is endless
+        next(iter(late))
+
+
+def test_a_base_with_iterators_of_its_own_is_refused() -> None:
+    class Own(torch.utils.data.DataLoader[Any]):
+        def _get_iterator(self) -> Any:
+            return iter([])
+
+    text = "^Both must use the iterators of pyparallel.DataLoader, but Own makes itera"
+    with pytest.raises(TypeError, match=text):
+        type("Both", (Own, DataLoader), {})
+    type("Both", (DataLoader, Own), {})
+    type("Both", (Wrapped, Own), {})
+
+
+@with_workers
+@pytest.mark.filterwarnings("ignore:.*left out:UserWarning")
+def test_the_position_by_the_name_of_torch_is_that_of_the_loop(
+    num_workers: int,
+) -> None:
+    """SpeechBrain saves this attribute of the iterator that it keeps."""
+
+    def read(index: int) -> int:
+        if index in (0, 1, 5):
+            raise ValueError(f"{index} is damaged")
+        return index
+
+    class Rows(torch.utils.data.Dataset[int]):  # no length, so no replacement
+        def __getitem__(self, index: int) -> int:
+            return read(index)
+
+    def found(wrap: Any) -> list[Any]:
+        options: Any = {"num_workers": num_workers, "on_error": "skip"}
+        loader = Kept(Rows(), batch_sampler=ALL, **options)
+        loop = wrap(loader)
+        return [(each.tolist(), loader.kept._num_yielded) for each in loop] + [
+            loader.kept._num_yielded
+        ]
+
+    expected = found(lambda loader: loader)
+    assert found(PreDataLoader) == expected
+    # The first batch was left out, and counts.
+    assert expected == [([2, 3], 2), ([4], 3), ([6, 7], 4), 4]
