@@ -22,6 +22,7 @@ try:
     from accelerate.data_loader import BatchSamplerShard, DataLoaderShard
     from mmengine.hooks import DistSamplerSeedHook
     from mmengine.runner.loops import _InfiniteDataloaderIterator
+    from torchdata.stateful_dataloader import StatefulDataLoader
     from transformers import Trainer, TrainingArguments
 except ImportError as error:
     pytest.skip(f"needs the peers: {error}", allow_module_level=True)
@@ -107,6 +108,17 @@ def test_lightning_continues_in_mid_epoch(num_workers: int, tmp_path: Path) -> N
     loader = loader_of(DataLoader, num_workers)
     found, _ = fit(loader, tmp_path, 4, ckpt=path)
     assert found == EPOCHS[1][2:] + EPOCHS[2] + EPOCHS[3]
+
+
+@pytest.mark.parametrize("cls", [DataLoader, StatefulDataLoader])
+def test_lightning_leaves_out_the_epoch_after_a_checkpoint_at_the_last_batch(
+    cls: Any, tmp_path: Path
+) -> None:
+    """It reads the state of the finished epoch in the next one: docs/frameworks.md."""
+    found, path = fit(loader_of(cls), tmp_path, 1, every_n_train_steps=6)
+    assert found == EPOCHS[0]
+    found, _ = fit(loader_of(cls), tmp_path, 4, ckpt=path)
+    assert found == EPOCHS[2] + EPOCHS[3]
 
 
 def test_lightning_with_workers_needs_the_epoch_of_the_hook(tmp_path: Path) -> None:
