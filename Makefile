@@ -337,20 +337,13 @@ $(VPEER)/.dali: $(VPEER)/.deps
 
 BENCH := $(VPEER)/bin/python -m benchmarks
 bench: peers $(VPEER)/.dali ## run all benchmarks: write benchmarks/results, the charts, the tables of README.md; about 45 minutes on an idle machine, refused on a loaded one
-	$(BENCH) $(BENCH_ARGS)
-	$(BENCH).loader $(LOADER_ARGS)
-	$(BENCH).parallel_apply $(PARALLEL_ARGS)
-	$(BENCH).sampler $(SAMPLER_ARGS)
-	$(BENCH).training $(TRAINING_ARGS)
-	$(BENCH).summary
+	$(BENCH) all $(BENCH_ARGS)
 
 bench-loader: peers ## run only the benchmarks of loaders; about 5 minutes on an idle machine
-	$(BENCH).loader $(LOADER_ARGS)
-	$(BENCH).summary
+	$(BENCH) loader summary $(BENCH_ARGS)
 
 bench-training: peers $(VPEER)/.dali ## epochs of training beside torch's loader, torchdata, SPDL and DALI (600 MB); 21 minutes on an idle machine
-	$(BENCH).training $(TRAINING_ARGS)
-	$(BENCH).summary
+	$(BENCH) training summary $(BENCH_ARGS)
 
 demo: $(V)/.built ## a training run on two processes
 	@OMP_NUM_THREADS=1 $(V)/bin/torchrun --nproc_per_node=2 \

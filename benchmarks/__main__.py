@@ -1,90 +1,99 @@
-"""The whole benchmark: ``python -m benchmarks --help``.
+"""Measure the answers to questions: ``python -m benchmarks --help``.
 
-The command measures in one process for each mode of the allocator and writes the
-records as JSON. It makes the tables and the charts from the JSON alone.
+Each command measures, writes its records as JSON, and makes the tables and the charts
+from the JSON alone. ``all`` runs the first five commands and ``summary``, which writes
+the figures of the READMEs and measures nothing.
 """
 
 from __future__ import annotations
 
 import argparse
-import datetime
-import json
-import os
-import subprocess
-import sys
-import tempfile
-from functools import partial
-from pathlib import Path
-from typing import Any
+import importlib
+import time
+from collections.abc import Sequence
 
-from . import collate, command, report
-from .environment import MALLOC, cores
+from . import command, environment
 
-_HERE = Path(__file__).parent
-
-
-def measure(args: argparse.Namespace) -> dict[str, Any]:
-    """Run one process for each mode of the allocator; return all their records."""
-    results: dict[str, Any] = {
-        "date": datetime.date.today().isoformat(),
-        "quick": args.quick,
-        "runs": [],
-        "growth": [],
-    }
-    for mode in args.malloc:
-        sections = ["cases"]
-        if not args.only and mode == args.malloc[-1]:
-            # In the last mode only: page faults would add growth of the kernel's.
-            sections.append("growth")
-        for key, records in _child(args, mode, sections).items():
-            results[key] += records
-    return results
+#: The modules of the commands with a `command.Question`, ``QUESTION``.
+QUESTIONS = {
+    "collate": "collate",
+    "loader": "loader.question",
+    "parallel": "parallel",
+    "sampler": "sampler",
+    "training": "training.question",
+}
+#: Modules with a function ``main`` without options.
+OTHERS = ("summary", "static_batches")
 
 
-def _child(args: argparse.Namespace, mode: str, sections: list[str]) -> dict[str, Any]:
-    print(f"--- malloc: {mode}", file=sys.stderr, flush=True)
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "records.json"
-        command = [sys.executable, "-m", "benchmarks.collate", "--json", str(path)]
-        command += ["--rounds", str(args.rounds), "--only", args.only, "--main-only"]
-        command += ["--max-seconds", str(args.max_seconds)]
-        command += ["--threads", *map(str, args.threads), "--sections", *sections]
-        command += ["--quick"] if args.quick else []
-        kept = {k: v for k, v in os.environ.items() if not k.startswith("MALLOC_")}
-        environment = {**kept, **MALLOC[mode]}
-        # The tables of all processes are written at the end.
-        options: Any = {"env": environment, "cwd": _HERE.parent}
-        done = subprocess.run(command, stdout=subprocess.DEVNULL, **options)
-        if done.returncode:  # the process has printed the reason
-            sys.exit(done.returncode)
-        return json.loads(path.read_text(encoding="utf-8"))
+def parser() -> argparse.ArgumentParser:
+    """Return the parser of the command line."""
+    found = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    names = ["all", *QUESTIONS, *OTHERS]
+    found.add_argument(
+        "names", nargs="+", choices=names, metavar="NAME", help=str(names)
+    )
+    found.add_argument(
+        "--skip", nargs="+", default=[], choices=names[1:], help="not these of all"
+    )
+    found.add_argument(
+        "--only",
+        default="",
+        help="run cases and parts whose title contains this; keep no results",
+    )
+    found.add_argument(
+        "--max-seconds",
+        type=float,
+        help="limit of each comparison; no round starts after it",
+    )
+    found.add_argument(
+        "--minutes",
+        type=float,
+        default=float("inf"),
+        help="limit of all comparisons together; each gets an equal share of the rest",
+    )
+    found.add_argument(
+        "--threads",
+        type=int,
+        nargs="+",
+        default=sorted({1, min(2, environment.cores())}),
+        help="torch's threads, for collate",
+    )
+    found.add_argument(
+        "--workers", type=int, nargs="+", default=[1, 2], help="of loaders of images"
+    )
+    found.add_argument(
+        "--seeds", type=int, default=1, help="of the sampler's training; 3 minutes each"
+    )
+    found.add_argument("--malloc", nargs="+", choices=list(environment.MALLOC))
+    found.add_argument("--only-cases", action="store_true", help=argparse.SUPPRESS)
+    found.add_argument("--no-charts", action="store_true")
+    found.add_argument(
+        "--despite-load",
+        action="store_true",
+        help="keep the results although other processes run; the page says so",
+    )
+    command.add_options(found)
+    return found
 
 
-def _draw(results: dict[str, Any], folder: Path) -> None:
-    try:
-        from . import charts
-    except ImportError as error:
-        print(f"No charts: {error}. Install matplotlib.", file=sys.stderr)
-        return
-    charts.draw(results, folder)
-
-
-def main(arguments: list[str] | None = None) -> None:
-    """Measure or read records, write the reports, and print the problems found."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    collate.add_options(parser, sorted({1, min(2, cores())}))
-    modes = list(MALLOC)
-    parser.add_argument("--malloc", nargs="+", choices=modes, default=modes)
-    parser.add_argument("--no-charts", action="store_true")
-    command.add_options(parser)
-    command.add_load_option(parser)
-    args = parser.parse_args(arguments)
-    results, path, folder = command.obtain(args, "collate", partial(measure, args))
-    command.write_page(path, report.page(results))
-    if not args.no_charts:
-        _draw(results, folder / "charts")
-    for line in [] if results.get("quick") else report.complaints(results):
-        print(f"Check this: {line}", file=sys.stderr)
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run commands in turn."""
+    args = parser().parse_args(arguments)
+    names = [*QUESTIONS, "summary"] if args.names == ["all"] else args.names
+    names = [name for name in names if name not in args.skip]
+    if args.records and len(names) > 1:
+        parser().error("--from needs one command")
+    measured = [name for name in names if name in QUESTIONS]
+    end = time.monotonic() + 60 * args.minutes
+    for name in names:
+        module = importlib.import_module(f"benchmarks.{QUESTIONS.get(name, name)}")
+        if name in QUESTIONS:
+            args.seconds = (end - time.monotonic()) / len(measured)
+            measured.remove(name)
+            command.answer(module.QUESTION, args)
+        else:
+            module.main()
 
 
 if __name__ == "__main__":

@@ -13,12 +13,15 @@ import math
 import random
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
+
+from pyparallel import backend
+from pyparallel.backend import _python
 
 Record = dict[str, Any]
 #: Calls a function ``repeats`` times; returns the seconds per call for each quantity.
@@ -28,9 +31,56 @@ Timer = Callable[[Callable[[], Any], int], Mapping[str, float]]
 #: The minimum number of rounds, also for slow cases.
 MIN_ROUNDS = 5
 
+#: The attributes of `pyparallel.backend` that differ between the backends.
+AS_LOADED = {each: getattr(backend, each) for each in ("name", *backend._OPERATORS)}
+IN_PYTHON = {
+    "name": "python",
+    **{each: getattr(_python, each) for each in backend._OPERATORS},
+}
+
 
 class Disagreement(AssertionError):
     """Two contenders give different results, so their times mean nothing."""
+
+
+class Effort(NamedTuple):
+    """The time to measure each comparison.
+
+    Attributes:
+        rounds: the number of rounds.
+        max_seconds: no round starts after this time, once `MIN_ROUNDS` are done.
+        min_seconds: each round repeats a fast function for at least this time.
+    """
+
+    rounds: int = 30
+    max_seconds: float = math.inf
+    min_seconds: float = 1e-3
+
+
+FULL = Effort()
+#: Enough to prove that a case runs; its figures are meaningless.
+QUICK = Effort(rounds=2, max_seconds=1.0, min_seconds=0.0)
+
+
+class Goal(NamedTuple):
+    """A goal for the contender of a case that is ours.
+
+    Attributes:
+        peer: must take at least ``factor`` times as long as ours without ``plus``
+            seconds; if empty, ours must take at most ``plus`` seconds.
+        factor: see ``peer``.
+        plus: see ``peer``.
+        of: the quantity; see `report.COLUMNS`.
+        count: an event to count instead of a time.
+        most: the limit of ``count``.
+    """
+
+    peer: str = ""
+    factor: float = 1
+    plus: float = 0
+    of: str = "seconds"
+    count: str = ""
+    most: int = 0
 
 
 @dataclass(frozen=True)
@@ -44,24 +94,86 @@ class Contender:
             comparison. The result of a limit is not compared.
         view: converts the result to the form of the other results. It is called only
             when results are compared, and is not timed.
+        facts: returns more figures for its row, after the measurement.
+        close: ends it after the measurement.
+        functions: of the backend that its calls use.
     """
 
     name: str
     call: Callable[[], Any] | None
     kind: str = "peer"
     view: Callable[[Any], Any] = lambda result: result
+    facts: Callable[[], Record] | None = None
+    close: Callable[[], None] | None = None
+    functions: Mapping[str, Any] | None = None
+
+
+def ours(call: Callable[[], Any], **options: Any) -> list[Contender]:
+    """Return ``call`` with the compiled and with the pure Python backend."""
+    native = call if AS_LOADED["name"] == "native" else None
+    return [
+        Contender("ours, native", native, "ours", **options),
+        Contender("ours, Python", call, "ours", functions=IN_PYTHON, **options),
+    ]
+
+
+def use_backend(functions: Mapping[str, Any] | None = None) -> None:
+    """Make pyparallel use these functions, or again the original ones."""
+    for name, function in (functions or AS_LOADED).items():
+        setattr(backend, name, function)
+
+
+@dataclass(frozen=True)
+class Case:
+    """One comparison.
+
+    Attributes:
+        title: the title of its table.
+        note: a description of the data: synthetic or real.
+        contenders: creates the data and the functions.
+        goals: the goals of the first contender.
+        timer: measures the contenders; by default their time alone.
+        differ: returns the place of a difference between two results, or nothing.
+        main: the case is also measured with more than one thread.
+        finish: adds figures to the record.
+    """
+
+    title: str
+    note: str
+    contenders: Callable[[], Iterable[Contender]]
+    goals: Sequence[Goal] = ()
+    timer: Timer | None = None
+    differ: Callable[[Any, Any], str] | None = None
+    main: bool = False
+    finish: Callable[[Record], None] = lambda record: None
+
+
+def measure_case(case: Case, effort: Effort) -> Record:
+    """Compare the contenders of a case, and end them; return its record."""
+    contenders = list(case.contenders())
+    try:
+        record = compare(
+            case.title, contenders, effort, case.note, case.timer, case.differ
+        )
+        for row, contender in zip(record["rows"], contenders, strict=True):
+            if contender.call is not None and contender.facts is not None:
+                use_backend(contender.functions)
+                row.update(contender.facts())
+    finally:
+        use_backend()
+        for contender in contenders:
+            if contender.close is not None:
+                contender.close()
+    record["goals"] = [goal._asdict() for goal in case.goals]
+    case.finish(record)
+    return record
 
 
 def compare(
     title: str,
     contenders: Sequence[Contender],
-    *,
-    rounds: int = 30,
+    effort: Effort = FULL,
     note: str = "",
-    clock: Callable[[], float] = time.perf_counter,
-    min_seconds: float = 1e-3,
-    max_seconds: float = math.inf,
-    watch: Callable[[], float] | None = None,
     timer: Timer | None = None,
     differ: Callable[[Any, Any], str] | None = None,
 ) -> Record:
@@ -70,14 +182,9 @@ def compare(
     Args:
         title: of the case.
         contenders: at least one of kind ``ours`` must be installed.
-        rounds: the number of rounds.
+        effort: the rounds.
         note: a description of the data.
-        clock: returns seconds; tests pass a fake.
-        min_seconds: each round repeats a fast function for at least this time.
-        max_seconds: no round starts after this time, once `MIN_ROUNDS` are done.
-        watch: returns the time for ``max_seconds``, if ``clock`` is not a real clock:
-            some contenders measure themselves and add their times to ``clock``.
-        timer: measures more than ``clock``. Each quantity besides ``seconds`` gets its
+        timer: measures more than the time. Each quantity besides ``seconds`` gets its
             own entry in the rows, of the same form.
         differ: see `check`.
 
@@ -85,9 +192,7 @@ def compare(
         Disagreement: before anything is timed.
     """
     nbytes = check(title, contenders, differ)
-    found = measure_all(
-        contenders, rounds, timer or by(clock), min_seconds, max_seconds, watch or clock
-    )
+    found = measure(contenders, effort, timer)
     rows = []
     for contender in contenders:
         row: Record = {"name": contender.name, "kind": contender.kind}
@@ -138,6 +243,7 @@ def check(
     for contender in contenders:
         if contender.call is None or contender.kind == "limit":
             continue
+        use_backend(contender.functions)
         with junk_in_new_memory():
             result = contender.view(contender.call())
         if first is None:
@@ -184,50 +290,36 @@ def difference(a: Any, b: Any, path: str = "") -> str:
 
 
 def measure(
-    contenders: Sequence[Contender],
-    rounds: int,
-    clock: Callable[[], float] = time.perf_counter,
-    min_seconds: float = 1e-3,
-    max_seconds: float = math.inf,
-    watch: Callable[[], float] | None = None,
-) -> dict[str, list[float]]:
-    """Return seconds per call of every installed contender, one figure per round.
-
-    The results are not compared. The arguments are those of `compare`.
-    """
-    options = (rounds, by(clock), min_seconds, max_seconds, watch or clock)
-    found = measure_all(contenders, *options)
-    return {name: times["seconds"] for name, times in found.items()}
-
-
-def measure_all(
-    contenders: Sequence[Contender],
-    rounds: int,
-    timer: Timer,
-    min_seconds: float,
-    max_seconds: float,
-    watch: Callable[[], float],
+    contenders: Sequence[Contender], effort: Effort, timer: Timer | None = None
 ) -> dict[str, dict[str, list[float]]]:
-    """Return, like `measure`, all quantities of ``timer`` by their names."""
+    """Return the seconds per call of every installed contender, for each quantity.
+
+    Each round gives one figure. The results are not compared. The arguments are those
+    of `compare`.
+    """
+    timer = timer or by(time.perf_counter)
     with _quiet():
-        calls = {c.name: c.call for c in contenders if c.call is not None}
-        repeats = {}
-        for name, call in calls.items():
-            once = min(timer(call, 1)["seconds"], timer(call, 1)["seconds"])
-            repeats[name] = max(
-                1, min(10_000, math.ceil(min_seconds / max(once, 1e-9)))
-            )
+        repeats: dict[str, int] = {}
+        calls = {each.name: each for each in contenders if each.call is not None}
+        for name, each in calls.items():
+            use_backend(each.functions)
+            once = min(timer(each.call, 1)["seconds"] for _ in range(2))
+            wanted = math.ceil(effort.min_seconds / max(once, 1e-9))
+            repeats[name] = max(1, min(10_000, wanted))
         found: dict[str, dict[str, list[float]]] = {name: {} for name in calls}
         order, shuffle = list(calls), random.Random(0).shuffle
-        start = watch()
-        for done in range(rounds):
-            if done >= MIN_ROUNDS and watch() - start > max_seconds:
+        start = time.monotonic()
+        for done in range(effort.rounds):
+            if done >= MIN_ROUNDS and time.monotonic() - start > effort.max_seconds:
                 break
             shuffle(order)
             for name in order:
-                for what, seconds in timer(calls[name], repeats[name]).items():
+                use_backend(calls[name].functions)
+                taken = timer(calls[name].call, repeats[name])
+                for what, seconds in taken.items():
                     found[name].setdefault(what, []).append(seconds)
-        return found
+    use_backend()
+    return found
 
 
 def by(clock: Callable[[], float]) -> Timer:
@@ -285,57 +377,3 @@ def _quiet() -> Iterator[None]:
         yield
     finally:
         gc.enable()
-
-
-class Effort(NamedTuple):
-    """The time to measure each comparison; see `compare`."""
-
-    rounds: int = 30
-    max_seconds: float = 20.0
-    min_seconds: float = 1e-3
-
-    def part(self, of: float) -> Effort:
-        """Return the effort for one of several comparisons that belong together."""
-        return self._replace(max_seconds=self.max_seconds * of)
-
-
-#: Enough to prove that a case runs; its figures are meaningless.
-QUICK = Effort(rounds=2, max_seconds=1.0, min_seconds=0.0)
-
-
-@dataclass(frozen=True)
-class Case:
-    """One comparison.
-
-    Attributes:
-        title: the title of its table.
-        note: a description of the data: synthetic or real.
-        contenders: creates the data and the functions.
-        main: the case is also measured with more than one thread.
-        copies: it writes its output, so bytes per second are meaningful.
-    """
-
-    title: str
-    note: str
-    contenders: Callable[[], list[Contender]]
-    main: bool = False
-    copies: bool = True
-
-
-@dataclass(frozen=True)
-class Curves:
-    """One curve for each contender.
-
-    Attributes:
-        title: the title of the curves.
-        note: a description of the data: synthetic or real.
-        x: the label of the sizes.
-        sizes: the sizes, in ascending order.
-        contenders: creates the data and the functions for a size.
-    """
-
-    title: str
-    note: str
-    x: str
-    sizes: list[int]
-    contenders: Callable[[int], list[Contender]]

@@ -1,9 +1,9 @@
-"""Cases of one field: batch ragged or equal tensors into one tensor."""
+"""Cases of one field: ragged or equal tensors become one tensor."""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -12,88 +12,84 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import default_collate
 
-from pyparallel import DataContainer, collate, pad_stack
+from pyparallel import DataContainer, ImagePreprocessor, collate, pad_stack
 
 from . import data, limits, peers
-from ._harness import Case, Contender
-from .backends import AS_LOADED, ours, use_backend
+from ._harness import Case, Contender, ours
+from .peers import MEAN, STD
 
-_Samples = Callable[[], list[Tensor]]
-
-
-def cases(quick: bool) -> list[Case]:
-    """Return the cases; ``quick`` shrinks them."""
-    return [*_real(quick), *_synthetic(quick)]
+_F32, _U8 = torch.float32, torch.uint8
+#: The least size that all sizes of a normalised batch are multiples of.
+DIVISOR = 32
 
 
-def _real(quick: bool) -> list[Case]:
-    """Return tensors cut out of installed photographs and fonts."""
+def cases(quick: bool) -> Iterator[Case]:
+    """Yield the cases; ``quick`` shrinks them."""
     size = (50, 83) if quick else (800, 1333)
-    num_photos = len(data.photos(50, 83))
-    note = f"{num_photos} real photos, resized to {size[1]}x{size[0]}"
-    glyphs = partial(data.glyphs, 32 if quick else 1024)
-    num_glyphs = len(glyphs())
-    found = []
-    if num_photos:
-        found += [
-            _case(
-                "photos float32", note, lambda: _floats(data.photos(*size)), main=True
-            ),
-            _case("photos uint8", note, lambda: data.photos(*size), main=True),
-        ]
-    if num_glyphs:
-        note = f"{num_glyphs} letters of DejaVu Sans, cut out, uint8"
-        found.append(_case("glyph crops", note, glyphs))
-    return found
+    photos = partial(data.photos, *size)
+    note = f"{len(photos())} real photos, resized to {size[1]}x{size[0]}"
+    if photos():
+        floats = lambda: _stacks([photo.float() for photo in photos()])  # noqa: E731
+        yield Case("photos float32", note, floats, main=True)
+        yield Case("photos uint8", note, lambda: _stacks(photos()), main=True)
+    glyphs = data.glyphs(32 if quick else 1024)
+    if glyphs:
+        letters = f"{len(glyphs)} letters of DejaVu Sans, cut out, uint8"
+        yield Case("glyph crops", letters, partial(_stacks, glyphs))
+    yield from _synthetic(quick)
+    coco = f"16 images, uint8, sizes drawn from COCO's, resized to {size[1]}x{size[0]}"
+    drawn = partial(data.random_tensors, data.coco_shapes(16, *size), _U8)
+    yield Case("normalise and pad", f"synthetic: {coco}", lambda: _normalised(drawn()))
+    if photos():
+        yield Case("normalise and pad photos", note, lambda: _normalised(photos()))
 
 
-def _synthetic(quick: bool) -> list[Case]:
+def _synthetic(quick: bool) -> Iterator[Case]:
     scale = 16 if quick else 1
-    draw = "sizes drawn from COCO's, resized to"
+    draw = "16 images, sizes drawn from COCO's, resized to"
     detection = data.coco_shapes(16, 800 // scale, 1333 // scale)
     small = data.coco_shapes(16, 320 // scale, 640 // scale)
-    rng = random.Random(1)
     near = near_224(4 if quick else 32)
-    crops = [
-        (3, rng.randint(12, 16), rng.randint(12, 16)) for _ in range(1024 // scale)
-    ]
-    tiny = [(3, 4 + i % 3, 5 + i % 4) for i in range(8)]
-    lengths = [(1, rng.randint(1, 64)) for _ in range(64)]
-    f32, u8 = torch.float32, torch.uint8
+    rng = random.Random(1)
+    sides = partial(rng.randint, 12, 16)
+    crops = [(3, sides(), sides()) for _ in range(1024 // scale)]
     one = [(3, 4000 // scale, 6000 // scale)]
-    draws = {
-        "detection float32": (f"16 images, {draw} 1333x800", detection, f32),
-        "detection uint8": (f"16 images, {draw} 1333x800", detection, u8),
-        "small uint8": (f"16 images, {draw} 640x320", small, u8),
-        "small float32": (f"16 images, {draw} 640x320", small, f32),
-        "32 images near 224": (f"{len(near)}x3x(200 to 256)^2, float32", near, f32),
+    draws: dict[str, tuple[str, Sequence[data.Shape], torch.dtype]] = {
+        "detection float32": (f"{draw} 1333x800", detection, _F32),
+        "detection uint8": (f"{draw} 1333x800", detection, _U8),
+        "small uint8": (f"{draw} 640x320", small, _U8),
+        "small float32": (f"{draw} 640x320", small, _F32),
+        "32 images near 224": (f"{len(near)}x3x(200 to 256)^2, float32", near, _F32),
         "equal shapes": (
             f"{len(near)}x3x224x224, float32",
             [(3, 224, 224)] * len(near),
-            f32,
+            _F32,
         ),
-        "one big": (f"1 image, {one[0][2]}x{one[0][1]}, uint8", one, u8),
-        "many small": (f"{len(crops)}x3x(12 to 16)^2, float32", crops, f32),
-        "tiny": ("8x(3, 4 to 6, 5 to 8), float32", tiny, f32),
+        "one big": (f"1 image, {one[0][2]}x{one[0][1]}, uint8", one, _U8),
+        "many small": (f"{len(crops)}x3x(12 to 16)^2, float32", crops, _F32),
+        "tiny": (
+            "8x(3, 4 to 6, 5 to 8), float32",
+            [(3, 4 + i % 3, 5 + i % 4) for i in range(8)],
+            _F32,
+        ),
+        "ragged labels": (
+            "64x(1, 1 to 64), int64, pad_dims=1",
+            [(1, rng.randint(1, 64)) for _ in range(64)],
+            torch.int64,
+        ),
     }
     main = {"detection float32", "detection uint8", "equal shapes", "many small"}
-    found = [
-        _case(title, f"synthetic: {note}", _drawn(shapes, dtype), main=title in main)
-        for title, (note, shapes, dtype) in draws.items()
-    ]
-    labels = "synthetic: 64x(1, 1 to 64), int64, pad_dims=1"
-    drawn = _drawn(lengths, torch.int64)
-    found.append(_case("ragged labels", labels, drawn, pad_dims=1))
+    for title, (note, shapes, dtype) in draws.items():
+        stacked = partial(_drawn, shapes, dtype, 1 if title == "ragged labels" else 2)
+        yield Case(title, f"synthetic: {note}", stacked, main=title in main)
     for title, dtype in (
         ("detection float32", torch.bfloat16),
         ("detection float32", torch.float16),
         ("many small", torch.bfloat16),
     ):
         note, shapes, source = draws[title]
-        cast = partial(casts, shapes, source, dtype)
         name = f"{title} to {str(dtype).removeprefix('torch.')}"
-        found.append(Case(name, f"synthetic: {note}", cast))
-    return found
+        yield Case(name, f"synthetic: {note}", partial(_casts, shapes, source, dtype))
 
 
 def near_224(num: int) -> list[data.Shape]:
@@ -102,83 +98,51 @@ def near_224(num: int) -> list[data.Shape]:
     return [(3, rng.randint(200, 256), rng.randint(200, 256)) for _ in range(num)]
 
 
-def _case(
-    title: str, note: str, samples: _Samples, pad_dims: int = 2, main: bool = False
-) -> Case:
-    return Case(title, note, lambda: stacks(samples(), pad_dims), main)
+def _target(samples: Sequence[Tensor]) -> list[int]:
+    return [max(sizes) for sizes in zip(*(s.shape for s in samples), strict=True)]
 
 
-def _drawn(shapes: Sequence[data.Shape], dtype: torch.dtype) -> _Samples:
-    return partial(data.random_tensors, shapes, dtype)
+def _drawn(
+    shapes: Sequence[data.Shape], dtype: torch.dtype, pad_dims: int
+) -> list[Contender]:
+    return _stacks(data.random_tensors(shapes, dtype), pad_dims)
 
 
-def _floats(images: Sequence[Tensor]) -> list[Tensor]:
-    return [image.float() for image in images]
-
-
-def stacks(samples: list[Tensor], pad_dims: int, value: int = 0) -> list[Contender]:
+def _stacks(samples: list[Tensor], pad_dims: int = 2) -> list[Contender]:
     """Compare ways to make one padded tensor of ragged ones."""
-    shapes = [tuple(sample.shape) for sample in samples]
-    target = [max(sizes) for sizes in zip(*shapes, strict=True)]
-    equal = len(set(shapes)) == 1
-    padded = [peers.pad(sample, target, value) for sample in samples]
-    contenders = [
-        *collates(samples, pad_dims, value),
-        Contender(
-            "new_full + copy_", lambda: peers.full_then_copy(samples, target, value)
-        ),
-        Contender(
-            "F.pad + stack", lambda: peers.pad_then_stack(samples, target, value)
-        ),
-        *_of_images(samples, pad_dims, target, value),
+    target = _target(samples)
+    equal = len({sample.shape for sample in samples}) == 1
+    padded = [peers.pad(sample, target, 0) for sample in samples]
+
+    def of(name: str, function: Callable[..., Any] | None, *more: Any) -> Contender:
+        call = partial(function, samples, *more) if function else None
+        return Contender(name, call)
+
+    found = [
+        *collates(samples, pad_dims),
+        of("new_full + copy_", peers.full_then_copy, target, 0),
+        of("F.pad + stack", peers.pad_then_stack, target, 0),
     ]
     if pad_dims == 1:
         flat = [sample[0] for sample in samples]
-        contenders.append(
-            Contender("pad_sequence", lambda: pad_sequence(flat, True, value)[:, None])
-        )
+        call = partial(pad_sequence, flat, True)
+        found.append(Contender("pad_sequence", call, view=lambda x: x[:, None]))
+    else:
+        found.append(of("mmengine stack_batch", peers.stack_batch, 1, 0))
+    if samples[0].is_floating_point():
+        found.append(of("torch.nested, padded", peers.nested_then_padded, target, 0))
     if equal:
-        contenders.append(
-            Contender("torch default_collate", lambda: default_collate(samples))
-        )
+        found.append(of("torch default_collate", default_collate))
     # Without padding, torch.stack does all of the work; otherwise only a part.
     kind = "peer" if equal else "limit"
-    return [
-        *contenders,
-        Contender("torch.stack, already padded", lambda: torch.stack(padded), kind),
-        *limits.copies(torch.stack(padded)),
-    ]
+    stack = partial(torch.stack, padded)
+    found.append(Contender("torch.stack, already padded", stack, kind))
+    return [*found, *limits.copies(stack())]
 
 
-def casts(
-    shapes: Sequence[data.Shape], source: torch.dtype, dtype: torch.dtype
-) -> list[Contender]:
-    """Compare ways to make one padded tensor of another dtype."""
-    samples = data.random_tensors(shapes, source)
-    target = [max(sizes) for sizes in zip(*shapes, strict=True)]
-
-    def cast() -> list[Tensor]:
-        return [sample.to(dtype) for sample in samples]
-
-    def padded(tensors: list[Tensor]) -> Tensor:
-        use_backend(AS_LOADED)
-        return pad_stack(tensors, pad_dims=2)
-
-    return [
-        *ours(lambda: pad_stack(samples, pad_dims=2, dtype=dtype)),
-        Contender("to(dtype), pad_stack", lambda: padded(cast())),
-        Contender("pad_stack, to(dtype)", lambda: padded(samples).to(dtype)),
-        Contender(
-            "to(dtype), F.pad + stack",
-            lambda: peers.pad_then_stack(cast(), target, 0),
-        ),
-        Contender("pad_stack, no cast", lambda: padded(samples), "limit"),
-    ]
-
-
-def collates(samples: list[Tensor], pad_dims: int, value: int = 0) -> list[Contender]:
+def collates(samples: list[Tensor], pad_dims: int) -> list[Contender]:
     """Return ours and mmcv's, which take samples in DataContainers."""
-    options: Any = {"stack": True, "pad_dims": pad_dims, "padding_value": value}
+    options: Any = {"stack": True, "pad_dims": pad_dims}
     batch = [DataContainer(sample, **options) for sample in samples]
     mmcv = None
     if peers.mmcv_collate is not None:
@@ -190,17 +154,59 @@ def collates(samples: list[Tensor], pad_dims: int, value: int = 0) -> list[Conte
     ]
 
 
-def _of_images(
-    samples: list[Tensor], pad_dims: int, target: list[int], value: int
+def _casts(
+    shapes: Sequence[data.Shape], source: torch.dtype, dtype: torch.dtype
 ) -> list[Contender]:
-    """Return the contenders that take only images, and those that take only floats."""
-    found = []
-    if pad_dims == 2:
-        mmengine = None
-        if peers.stack_batch is not None:
-            mmengine = partial(peers.stack_batch, samples, 1, value)
-        found.append(Contender("mmengine stack_batch", mmengine))
-    if samples[0].is_floating_point():
-        nested = partial(peers.nested_then_padded, samples, target, value)
-        found.append(Contender("torch.nested, padded", nested))
-    return found
+    """Compare ways to make one padded tensor of another dtype."""
+    samples = data.random_tensors(shapes, source)
+    target = _target(samples)
+
+    def cast() -> list[Tensor]:
+        return [sample.to(dtype) for sample in samples]
+
+    return [
+        *ours(lambda: pad_stack(samples, pad_dims=2, dtype=dtype)),
+        Contender("to(dtype), pad_stack", lambda: pad_stack(cast(), pad_dims=2)),
+        Contender(
+            "pad_stack, to(dtype)", lambda: pad_stack(samples, pad_dims=2).to(dtype)
+        ),
+        Contender(
+            "to(dtype), F.pad + stack", lambda: peers.pad_then_stack(cast(), target, 0)
+        ),
+        Contender(
+            "pad_stack, no cast", lambda: pad_stack(samples, pad_dims=2), "limit"
+        ),
+    ]
+
+
+# -------------------------------------------------------------------- normalised images
+def _normalised(images: Sequence[Tensor]) -> list[Contender]:
+    """Compare ways to turn ragged uint8 images, BGR, into a batch of floats, RGB."""
+    images = list(images)
+    preprocess = ImagePreprocessor(MEAN, STD, size_divisor=DIVISOR, swap_channels=True)
+    sides = [-(-side // DIVISOR) * DIVISOR for side in _target(images)[1:]]
+    target = [3, *sides]
+    mmengine = peers.mmengine_preprocessor(DIVISOR, swap=True)
+    theirs = mmengine and partial(mmengine, images)
+    each = partial(peers.normalise_each, images, target, swap=True)
+    return [
+        *ours(partial(preprocess, images)),
+        Contender("mmengine ImgDataPreprocessor", theirs),
+        Contender("normalise each, pad, stack", each),
+        Contender("pad as bytes, normalise in place", partial(_whole, images, target)),
+        *limits.copies(preprocess(images)),
+    ]
+
+
+def _whole(images: Sequence[Tensor], target: list[int]) -> Tensor:
+    """Batch bytes first, and normalise them together, as timm's loader does.
+
+    This also normalises the padding, so the padding is written again.
+    """
+    mean, std = peers.numbers("cpu")
+    batch = peers.full_then_copy(images, target, 0)
+    batch = batch.flip(1).float().sub_(mean).div_(std)
+    for row, image in zip(batch, images, strict=True):
+        row[:, image.shape[1] :] = 0
+        row[:, :, image.shape[2] :] = 0
+    return batch

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 from torch.utils.data import default_collate
 
-from pyparallel import Collate, DataContainer, List, Pad, collate, scatter
+from pyparallel import Collate, DataContainer, List, Pad, backend, collate, scatter
+from pyparallel.batch import pytree
 
 from . import data, peers
-from ._harness import Case, Contender
-from .backends import AS_LOADED, ours, pack_and_rebuild, use_backend
+from ._harness import Case, Contender, Record, ours
 from .cases_images import near_224
 
 #: As in the example of NVIDIA's multi_tensor_copier.
@@ -31,45 +31,35 @@ _OPTIONS: dict[str, dict[str, Any]] = {
 }
 
 
-def cases(quick: bool) -> list[Case]:
-    """Return the cases; ``quick`` shrinks them."""
-    num_batches = 16 if quick else 256
+def cases(quick: bool) -> Iterator[Case]:
+    """Yield the cases; ``quick`` shrinks them."""
+    num, images = (16, 2) if quick else (256, 16)
     samples = "16 samples: img 3x(200 to 256)^2, a mask padded with 255, boxes, labels"
     nest = f"{NUM_LEAVES} tensors of some 280 bytes in nested dicts, lists and tuples"
-    fields = f"{num_batches} samples of 10 float32 tensors of 8, no containers"
-    images = 2 if quick else 16
-    return [
-        Case(
-            "detection dict",
-            f"synthetic: {samples}, metadata",
-            partial(collated_dicts, images),
-            main=True,
-        ),
-        Case(
-            "detection dict, rules",
-            f"synthetic: {samples}, without containers",
-            partial(_by_rules, images),
-        ),
-        Case(
-            "many small fields", f"synthetic: {fields}", partial(_fields, num_batches)
-        ),
-        Case(
-            "scatter detection dict",
-            f"synthetic: {samples}, collated; to [-1]",
-            partial(_scattered_dicts, images),
-            copies=False,
-        ),
-        Case(
-            f"scatter {NUM_LEAVES} leaves",
-            f"synthetic: {nest}; to [-1]",
-            scattered,
-            copies=False,
-        ),
-        Case(f"pack {NUM_LEAVES} leaves", f"synthetic: {nest}; copied", packed),
-    ]
+    fields = f"{num} samples of 10 float32 tensors of 8, no containers"
+    for title, note, make, kept in (
+        ("detection dict", f"{samples}, metadata", _dicts, images),
+        ("detection dict, rules", f"{samples}, without containers", _by_rules, images),
+        ("many small fields", fields, _fields, num),
+        ("scatter detection dict", f"{samples}, collated; to [-1]", _scattered, images),
+        (f"scatter {NUM_LEAVES} leaves", f"{nest}; to [-1]", scattered, NUM_LEAVES),
+        (f"pack {NUM_LEAVES} leaves", f"{nest}; copied", packed, NUM_LEAVES),
+    ):
+        yield Case(
+            title,
+            f"synthetic: {note}",
+            partial(make, kept),
+            main=title == "detection dict",
+            finish=_no_rate if title.startswith("scatter") else lambda record: None,
+        )
 
 
-def collated_dicts(num: int) -> list[Contender]:
+def _no_rate(record: Record) -> None:
+    """Leave out the bytes of a result that copies nothing."""
+    record["nbytes"] = 0
+
+
+def _dicts(num: int) -> list[Contender]:
     """Compare ways to batch detection samples of five fields."""
     raw = data.detection_samples(near_224(num))
 
@@ -97,16 +87,13 @@ def _by_rules(num: int) -> list[Contender]:
     boxed = _boxed(raw, DataContainer)
     rules = Collate(img=Pad(), mask=Pad(255), default=List())
 
-    def by_containers() -> dict[str, Any]:
-        use_backend(AS_LOADED)
-        return collate(boxed, num)
-
     def chunks(batch: dict[str, Any]) -> dict[str, Any]:
         return {key: container.data[0] for key, container in batch.items()}
 
+    containers = partial(collate, boxed, num)
     return [
         *ours(lambda: rules(raw)),
-        Contender("DataContainer and collate", by_containers, "limit", chunks),
+        Contender("DataContainer and collate", containers, "limit", chunks),
         Contender(_HAND, lambda: _by_hand(raw)),
     ]
 
@@ -143,9 +130,7 @@ def _fields(num: int, num_fields: int = 10) -> list[Contender]:
     def by_hand() -> dict[str, Tensor]:
         return {name: torch.stack([sample[name] for sample in batch]) for name in names}
 
-    mmcv = None
-    if peers.mmcv_collate is not None:
-        mmcv = partial(peers.mmcv_collate, batch, num)
+    mmcv = peers.mmcv_collate and partial(peers.mmcv_collate, batch, num)
     return [
         *ours(lambda: collate(batch, num)),
         Contender("mmcv 1.x collate", mmcv),
@@ -154,7 +139,7 @@ def _fields(num: int, num_fields: int = 10) -> list[Contender]:
     ]
 
 
-def _scattered_dicts(num: int) -> list[Contender]:
+def _scattered(num: int) -> list[Contender]:
     """Compare ways to take the tensors of a collated batch out of their containers."""
     raw = data.detection_samples(near_224(num))
     batch, mmcv = collate(_boxed(raw, DataContainer), num), None
@@ -172,22 +157,23 @@ def _scattered_dicts(num: int) -> list[Contender]:
     ]
 
 
-def scattered(num_leaves: int = NUM_LEAVES) -> list[Contender]:
+def scattered(num_leaves: int) -> list[Contender]:
     """Compare ways to walk nested tensors that stay on the host.
 
     No tensor is copied: there is one target, and all tensors are contiguous.
     """
-    batch, mmcv = data.nested_batch(num_leaves), None
-    if peers.mmcv_scatter is not None:
-        mmcv = partial(peers.mmcv_scatter, batch, [-1])
+    batch = data.nested_batch(num_leaves)
     return [
         *ours(lambda: scatter(batch, [-1])),
-        Contender("mmcv 1.x scatter", mmcv),
+        Contender(
+            "mmcv 1.x scatter",
+            peers.mmcv_scatter and partial(peers.mmcv_scatter, batch, [-1]),
+        ),
         Contender("by hand: recursion", lambda: [peers.contiguous(batch)]),
     ]
 
 
-def packed(num_leaves: int = NUM_LEAVES) -> list[Contender]:
+def packed(num_leaves: int) -> list[Contender]:
     """Compare ways to copy nested tensors; ours and tensordict's make one block."""
     batch, tensordict = data.nested_batch(num_leaves), None
     if peers.TensorDict is not None:
@@ -195,7 +181,7 @@ def packed(num_leaves: int = NUM_LEAVES) -> list[Contender]:
         theirs = peers.TensorDict(peers.in_mappings(batch), batch_size=[])
         tensordict = theirs.consolidate
     return [
-        *ours(lambda: pack_and_rebuild(batch)),
+        *ours(lambda: _pack_and_rebuild(batch)),
         Contender(
             "tensordict consolidate",
             tensordict,
@@ -204,3 +190,15 @@ def packed(num_leaves: int = NUM_LEAVES) -> list[Contender]:
         Contender("by hand: clone each", lambda: peers.clone_each(batch)),
         Contender("by hand: cat + split", lambda: peers.cat_then_split(batch)),
     ]
+
+
+def _pack_and_rebuild(tree: Any) -> Any:
+    """Return a copy of nested CPU tensors, packed into one slab.
+
+    This is the work of `scatter` on the host for one device, without the device's copy.
+    """
+    leaves, structure = pytree.flatten(tree)
+    plan = backend.plan_slab(leaves)
+    slab = backend.empty((plan.nbytes,), torch.uint8)
+    backend.pack(slab, leaves, plan)
+    return pytree.unflatten(structure, backend.views(slab, plan))

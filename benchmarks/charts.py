@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from ._harness import Record
-from .report import run_label
+from .report import installed, run_label
 
 #: Colour (Okabe and Ito, safe for colour blindness), marker and line by contender.
 _STYLES = {
@@ -46,32 +46,29 @@ _RC = {
 }
 
 
-def draw(results: Record, folder: Path) -> list[str]:
+def draw(question: str, results: Record, folder: Path) -> list[str]:
     """Draw all charts that the records have data for, as SVG and PNG.
 
     Returns:
         The names of the SVG files.
     """
-    growths = results.get("growth", [])
-    figures: dict[str, Callable[[], Figure]] = {}
-    if any(run["cases"] for run in results["runs"]):
-        figures["ratio_by_case"] = lambda: ratio_by_case(results["runs"])
-    if growths:
-        figures["growth_of_cost"] = lambda: growth_of_cost(growths)
-    return _save(figures, folder)
-
-
-def draw_windows(results: Record, folder: Path) -> list[str]:
-    """Draw the chart of `benchmarks.sampler`, if the records have data for it."""
-    found = [run["window"] for run in results["runs"] if "window" in run]
-    figures = {"padding_by_window": lambda: padding_by_window(found[0])}
-    return _save(figures if found else {}, folder)
-
-
-def draw_epochs(results: Record, folder: Path) -> list[str]:
-    """Draw the chart of `benchmarks.training`."""
-    (run,) = results["runs"]
-    return _save({"training": lambda: epochs(run["cases"])}, folder)
+    runs, figures = results["runs"], {}
+    if question == "collate" and any(run["cases"] for run in runs):
+        figures["ratio_by_case"] = ratio_by_case(runs)
+    if question == "training" and any(run["cases"] for run in runs):
+        figures["training"] = epochs(runs[0]["cases"])
+    for run in runs:
+        if question == "collate" and "growth" in run:
+            figures["growth_of_cost"] = growth_of_cost(run["growth"])
+        if "window" in run:
+            figures["padding_by_window"] = padding_by_window(run["window"])
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, figure in figures.items():
+        with matplotlib.rc_context(_RC):
+            figure.savefig(folder / f"{name}.svg", metadata={"Date": None})
+            png = {"Software": None}
+            figure.savefig(folder / f"{name}.png", dpi=110, metadata=png)
+    return [f"{name}.svg" for name in figures]
 
 
 def epochs(cases: Sequence[Record]) -> Figure:
@@ -100,21 +97,6 @@ def epochs(cases: Sequence[Record]) -> Figure:
     return figure
 
 
-def _save(figures: dict[str, Callable[[], Figure]], folder: Path) -> list[str]:
-    folder.mkdir(parents=True, exist_ok=True)
-    with matplotlib.rc_context(_RC):
-        for name, make in figures.items():
-            figure = make()
-            figure.savefig(folder / f"{name}.svg", metadata={"Date": None})
-            png = {"Software": None}
-            figure.savefig(folder / f"{name}.png", dpi=110, metadata=png)
-    return [f"{name}.svg" for name in figures]
-
-
-#: The label of an axis of ratios.
-_SCALE = "time relative to pyparallel"
-
-
 def ratio_by_case(runs: Sequence[Record]) -> Figure:
     """Return a dot for the relative time of every peer in every case."""
     runs = [run for run in runs if run["cases"]]
@@ -128,13 +110,10 @@ def ratio_by_case(runs: Sequence[Record]) -> Figure:
             if case["title"] not in titles:
                 titles.append(case["title"])
             y = titles.index(case["title"])
-            for row in case["rows"]:
-                over = _over_first(case, row)
-                if over and row["kind"] == "peer":
-                    colour, marker, _ = _style(row["name"])
-                    x = over["of_medians"]
-                    label = _family(row["name"])
-                    axes.plot(x, y, marker, color=colour, label=label, alpha=0.85)
+            for name, row in installed(case, "peer").items():
+                colour, marker, _ = _style(name)
+                x, label = row["over"][_first(case)]["of_medians"], _family(name)
+                axes.plot(x, y, marker, color=colour, label=label, alpha=0.85)
         axes.set_ylim(len(titles) - 0.5, -0.5)
         axes.set_yticks(range(len(titles)), titles if i == 0 else [""] * len(titles))
         axes.set_title(run_label(run))
@@ -142,7 +121,7 @@ def ratio_by_case(runs: Sequence[Record]) -> Figure:
         _plain_axis(axes.xaxis, (1, 2, 5))
         axes.axvline(1, color="black", linewidth=1)
         axes.grid(True)
-        axes.set_xlabel(_SCALE)
+        axes.set_xlabel("time relative to pyparallel")
     figure.suptitle(
         f"Peers against {_first(runs[0]['cases'][0])}: right of 1 the peer is slower"
     )
@@ -150,31 +129,22 @@ def ratio_by_case(runs: Sequence[Record]) -> Figure:
 
 
 def growth_of_cost(growths: Sequence[Record]) -> Figure:
-    """Return the cost over samples and leaves, and the speed over threads."""
-    figure, panels = _panels(len(growths), 4, 3.1, 2.7)
-    for axes, growth in zip(panels, growths, strict=False):
-        sizes, threads = growth["sizes"], growth["x"] == "threads"
-        axes.set_title(growth["title"])
-        for row in growth["series"]:
-            if row["installed"]:
-                seconds = row["seconds"]
-                scale = [seconds[0] / t if threads else t * 1e6 for t in seconds]
-                _line(axes, row["name"], sizes, scale)
-        if threads:
-            axes.plot(sizes, sizes, color="#999999", linewidth=0.9, zorder=0)
-            axes.set(xlabel="threads", ylabel="times as fast as with one")
-            axes.set_xticks(sizes, list(map(str, sizes)))
-            axes.set_ylim(bottom=0)
-            axes.grid(True)
-            continue
-        first = growth["series"][0]
-        first = first if first["installed"] else growth["series"][1]
-        last = first["seconds"][-1] * 1e6
+    """Return the cost over samples and leaves."""
+    figure, panels = _panels(len(growths), 3, 3.1, 2.7)
+    for axes, growth in zip(panels, growths, strict=True):
+        sizes, rows = growth["sizes"], [r for r in growth["series"] if r["installed"]]
+        for row in rows:
+            ys = [seconds * 1e6 for seconds in row["seconds"]]
+            colour, marker, line = _style(row["name"])
+            label = _family(row["name"])
+            axes.plot(sizes, ys, line, marker=marker, color=colour, label=label)
+        last = rows[0]["seconds"][-1] * 1e6
         guide = [last * size / sizes[-1] for size in sizes]
         axes.plot(sizes, guide, color="#999999", linewidth=0.9, zorder=0)
         axes.set_xscale("log")
         axes.set_yscale("log")
         axes.set(xlabel=growth["x"], ylabel="microseconds (minimum)")
+        axes.set_title(growth["title"])
         axes.yaxis.set_minor_formatter(NullFormatter())
         axes.grid(True)
     figure.suptitle("Growth of cost; the thin grey line is exactly proportional")
@@ -213,22 +183,6 @@ def _panels(
     for unused in panels[num:]:
         unused.set_visible(False)
     return figure, panels[:num]
-
-
-def _line(axes: Axes, name: str, xs: Sequence[float], ys: Sequence[float]) -> None:
-    colour, marker, line = _style(name)
-    width = 2.4 if name == "ours, native" else None
-    order = 3 if name.startswith("ours") else 2
-    axes.plot(
-        xs,
-        ys,
-        line,
-        marker=marker,
-        color=colour,
-        linewidth=width,
-        zorder=order,
-        label=_family(name),
-    )
 
 
 def _with_legend(figure: Figure, panels: Sequence[Axes]) -> Figure:
@@ -274,9 +228,4 @@ def _place(label: str) -> int:
 
 
 def _first(case: Record) -> str:
-    rows = [row for row in case["rows"] if row["kind"] == "ours" and row["installed"]]
-    return rows[0]["name"]
-
-
-def _over_first(case: Record, row: Record) -> Record | None:
-    return row.get("over", {}).get(_first(case)) if row["installed"] else None
+    return next(iter(installed(case, "ours")))

@@ -1,4 +1,4 @@
-"""Options and paths of all commands."""
+"""Questions: what a command measures, in which processes, and its records and page."""
 
 from __future__ import annotations
 
@@ -10,12 +10,15 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from . import environment
-from ._harness import Record
+import torch
+
+from . import environment, report
+from ._harness import QUICK, Case, Effort, Record, measure_case, use_backend
 
 _HERE = Path(__file__).parent
 #: The greatest share of the cores that other processes may use in a kept run.
@@ -24,80 +27,58 @@ MOST_LOAD = 0.1
 _SCRATCH = _HERE.parent / "build" / "benchmarks" / "scratch"
 
 
-def parser(name: str, about: str | None, only: bool = True) -> argparse.ArgumentParser:
-    """Return the parser of a command that measures one run.
+@dataclass(frozen=True)
+class Question:
+    """A question that a user asks, and the way to its answer.
 
-    Args:
-        name: the name of its module in this package.
-        about: its description.
-        only: add ``--only`` for a part of a title.
+    Attributes:
+        name: of the command and of the records.
+        title: of the page.
+        cases: returns the comparisons for the options.
+        effort: the rounds of a comparison.
+        parts: other measurements by name, made once; they use the options and the
+            effort, and their results are entries of the run.
+        malloc: the modes of the allocator; each has its own process.
+        threaded: the cases are measured with each number of torch's threads.
+        page: options of `report.page`.
     """
-    found = argparse.ArgumentParser(prog=f"python -m benchmarks.{name}")
-    found.description = about
-    if only:
-        text = "run cases whose title contains this"
-        found.add_argument("--only", default="", help=text)
-    found.add_argument(
-        "--quick", action="store_true", help="a test run without figures"
+
+    name: str
+    title: str
+    cases: Callable[[argparse.Namespace], Iterable[Case]]
+    effort: Effort
+    parts: Mapping[str, Callable[[argparse.Namespace, Effort], Any]] = field(
+        default_factory=dict
     )
-    found.add_argument("--json", type=Path, help="file of the records")
-    add_options(found)
-    add_load_option(found)
-    return found
+    malloc: Sequence[str] = ("default",)
+    threaded: bool = False
+    page: Mapping[str, Any] = field(default_factory=dict)
+
+    def page_of(self, results: Record) -> str:
+        """Return the page of a record."""
+        return report.page(self.title, results, **self.page)
 
 
-def report_run(
-    args: argparse.Namespace,
-    suffix: str,
-    measure: Callable[[], Record],
-    page: Callable[[Record], str],
-    complaints: Callable[[Record], Sequence[str]] = lambda results: (),
-    warm: str = "",
-) -> tuple[Record, Path]:
-    """Measure a run or read records, write the page, and print the problems found.
+class Budget:
+    """A time that several comparisons share: slow ones shorten the later ones."""
 
-    Args:
-        args: the options of `parser`.
-        suffix: the name of the records.
-        measure: measures the run.
-        page: makes the page of the records.
-        complaints: returns the problems.
-        warm: the module to run again, with an allocator that keeps freed memory.
+    def __init__(self, seconds: float, num: int) -> None:
+        self._end, self._num = time.monotonic() + seconds, num
 
-    Returns:
-        The records, and the folder of the charts.
-    """
+    @property
+    def left(self) -> float:
+        """The seconds until the end."""
+        return self._end - time.monotonic()
 
-    def records() -> Record:
-        run = measure()
-        if isinstance(args.only, str) and not run["cases"]:
-            sys.exit(f"--only must be part of a case's title, but is {args.only!r}")
-        date = datetime.date.today().isoformat()
-        more = _warm_runs(args, warm) if warm and not environment.is_warm() else []
-        return {"date": date, "quick": args.quick, "runs": [run, *more]}
-
-    results, path, reports = obtain(args, suffix, records)
-    write_page(path, page(results))
-    for line in [] if results["quick"] else complaints(results):
-        print(f"Check this: {line}", file=sys.stderr)
-    return results, reports
-
-
-def _warm_runs(args: argparse.Namespace, module: str) -> list[Record]:
-    """Run a module with an allocator that keeps memory; return its runs."""
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "records.json"
-        command = [sys.executable, "-m", f"benchmarks.{module}", "--only", args.only]
-        command += ["--quick"] if args.quick else []
-        command += ["--json", str(path), "--out", folder]
-        options: Any = {"env": {**os.environ, **environment.WARM}, "cwd": _HERE.parent}
-        subprocess.run(command, stdout=subprocess.DEVNULL, check=True, **options)
-        runs: list[Record] = json.loads(path.read_text(encoding="utf-8"))["runs"]
-        return runs
+    def effort(self, effort: Effort) -> Effort:
+        """Return the effort of the next comparison."""
+        share = max(0.0, self.left) / max(1, self._num)
+        self._num -= 1
+        return effort._replace(max_seconds=min(effort.max_seconds, share))
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add ``--from`` and ``--out``."""
+    """Add the options that all commands have."""
     parser.add_argument(
         "--from",
         dest="records",
@@ -110,14 +91,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="folder for charts and results; benchmarks/ by default, and "
         "build/benchmarks/scratch with --quick or --only",
     )
-
-
-def add_load_option(parser: argparse.ArgumentParser) -> None:
-    """Add ``--despite-load``."""
+    parser.add_argument("--json", type=Path, help="file of the records")
+    parser.add_argument("--rounds", type=int, help="rounds of each comparison")
     parser.add_argument(
-        "--despite-load",
-        action="store_true",
-        help="keep the results although other processes run; the page says so",
+        "--quick", action="store_true", help="a test run without figures"
     )
 
 
@@ -126,14 +103,108 @@ def folder(keep: bool) -> Path:
     return _HERE if keep else _SCRATCH
 
 
+# ------------------------------------------------------------------------- measurement
+def measure(question: Question, args: argparse.Namespace) -> Record:
+    """Measure in one process for each mode of the allocator; return all records."""
+    modes = args.malloc or question.malloc
+    args = argparse.Namespace(**{**vars(args), "seconds": args.seconds / len(modes)})
+    here = "warm" if environment.is_warm() else "default"
+    runs: list[Record] = []
+    for mode in modes:
+        print(f"--- {question.name}, malloc: {mode}", file=sys.stderr, flush=True)
+        # In the last mode only: page faults would add growth of the kernel's.
+        whole = mode == modes[-1] and not args.only_cases
+        if mode == here:
+            runs += _runs(question, args, whole)
+        else:
+            runs += _child(question, args, mode, whole)
+    if not any(run["cases"] or run.keys() & question.parts for run in runs):
+        sys.exit(f"--only must be part of a case's title, but is {args.only!r}")
+    date = datetime.date.today().isoformat()
+    return {"date": date, "quick": args.quick, "runs": runs}
+
+
+def _runs(question: Question, args: argparse.Namespace, whole: bool) -> list[Record]:
+    """Return a run for each number of threads, in this process."""
+    numbers = args.threads if question.threaded else [1]
+    before, runs = torch.get_num_threads(), []
+    effort = question.effort
+    if args.rounds:
+        effort = effort._replace(rounds=args.rounds)
+    if args.max_seconds:
+        effort = effort._replace(max_seconds=args.max_seconds)
+    effort = QUICK if args.quick else effort
+    try:
+        for number in numbers:
+            torch.set_num_threads(number)
+            run: Record = {"machine": environment.machine(), "cases": []}
+            first = number == numbers[0]
+            # Cases that are selected by name run with every number of threads.
+            chosen = [
+                case
+                for case in question.cases(args)
+                if args.only in case.title and (args.only or first or case.main)
+            ]
+            budget = Budget(args.seconds / len(numbers), len(chosen))
+            for case in chosen:
+                _say(f"{case.title}, {number} thread{'s' * (number > 1)}")
+                run["cases"].append(measure_case(case, budget.effort(effort)))
+            for name, part in question.parts.items() if first and whole else ():
+                if args.only in name:
+                    _say(name)
+                    run[name] = part(args, effort)
+            run["machine"]["load average after"] = environment.load()
+            runs.append(run)
+    finally:
+        torch.set_num_threads(before)
+        use_backend()
+    return runs
+
+
+def _say(text: str) -> None:
+    print(f"{text} ...", file=sys.stderr, flush=True)
+
+
+def _child(
+    question: Question, args: argparse.Namespace, mode: str, whole: bool
+) -> list[Record]:
+    """Return the runs of another process, with a mode of the allocator."""
+    with tempfile.TemporaryDirectory() as scratch:
+        path = Path(scratch) / "records.json"
+        command = [sys.executable, "-m", "benchmarks", question.name, *_options(args)]
+        command += ["--malloc", mode, "--out", scratch, "--json", str(path)]
+        command += ["--only-cases"] * (not whole)
+        kept = {k: v for k, v in os.environ.items() if not k.startswith("MALLOC_")}
+        options: Any = {
+            "env": {**kept, **environment.MALLOC[mode]},
+            "cwd": _HERE.parent,
+        }
+        done = subprocess.run(command, stdout=subprocess.DEVNULL, **options)
+        if done.returncode:  # the process has printed the reason
+            sys.exit(done.returncode)
+        runs: list[Record] = json.loads(path.read_text(encoding="utf-8"))["runs"]
+        return runs
+
+
+def _options(args: argparse.Namespace) -> Iterator[str]:
+    """Yield the options that another process needs."""
+    yield from ("--only", args.only, "--minutes", str(args.seconds / 60))
+    for name in ("rounds", "max_seconds"):
+        if value := getattr(args, name):
+            yield from (f"--{name.replace('_', '-')}", str(value))
+    yield from ("--threads", *map(str, args.threads))
+    yield from ["--quick"] * args.quick
+
+
+# ----------------------------------------------------------------------------- records
 def obtain(
-    args: argparse.Namespace, suffix: str, measure: Callable[[], dict[str, Any]]
-) -> tuple[dict[str, Any], Path, Path]:
+    args: argparse.Namespace, name: str, measure: Callable[[], Record]
+) -> tuple[Record, Path, Path]:
     """Return records, the path of their JSON, and the folder of the charts.
 
     Args:
         args: with ``records``, ``out``, ``json``, ``quick`` and ``only``.
-        suffix: the name of the JSON.
+        name: the name of the JSON.
         measure: makes the records, if the options name no file.
     """
     keep = not (args.quick or args.only)
@@ -155,9 +226,8 @@ def obtain(
         run["machine"]["other processes"] = others + flag
     if guarded and share > MOST_LOAD:
         reports = folder(keep=False)
-    path = args.json or reports / "results" / f"{suffix}.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+    path = args.json or reports / "results" / f"{name}.json"
+    write_json(results, path)
     if guarded:
         _check_load(share, f"The records are in {path}. Run it again")
     return results, path, reports
@@ -172,9 +242,35 @@ def _check_load(share: float, advice: str) -> None:
         )
 
 
+def write_json(results: Record, path: Path) -> None:
+    """Write records atomically: a reader sees the old or the new file."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    beside = path.with_suffix(".part")
+    beside.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+    os.replace(beside, path)
+
+
 def write_page(path: Path, page: str) -> None:
     """Write and print the tables of the records at ``path``."""
     tables = path.with_suffix(".md")
     tables.write_text(page, encoding="utf-8")
     print(page)
     print(f"Records: {path}\nTables: {tables}", file=sys.stderr)
+
+
+def answer(question: Question, args: argparse.Namespace) -> None:
+    """Measure or read records, write the page and the charts, and name problems."""
+    results, path, reports = obtain(
+        args, question.name, lambda: measure(question, args)
+    )
+    page = question.page_of(results)
+    write_page(path, page)
+    if not args.no_charts:
+        try:
+            from . import charts
+        except ImportError as error:
+            print(f"No charts: {error}. Install matplotlib.", file=sys.stderr)
+        else:
+            charts.draw(question.name, results, reports / "charts")
+    for line in [] if results.get("quick") else report.complaints(page):
+        print(f"Check this: {line}", file=sys.stderr)

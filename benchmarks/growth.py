@@ -1,4 +1,4 @@
-"""Growth: the increase of time with samples, leaves and threads.
+"""Growth: the increase of time with the number of samples or leaves.
 
 Two functions are fitted to the minima over the rounds. Sizes begin at two samples or
 leaves, because a single one needs no padding and takes a shorter path.
@@ -20,16 +20,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from functools import partial
+from dataclasses import dataclass, replace
 
-import torch
-
-from . import data, environment
-from ._harness import Contender, Curves, Effort, Record
+from . import report
+from ._harness import Contender, Effort, Record
 from ._harness import measure as measure_seconds
-from .cases_images import collates as collate_images
-from .cases_images import stacks
-from .cases_leaves import collate_samples, packed, scattered
+from .report import duration
 
 #: The expected exponent and its tolerance.
 LINEAR, TOLERANCE = 1.0, 0.1
@@ -38,86 +34,45 @@ LINEAR, TOLERANCE = 1.0, 0.1
 _LONGER = 15
 
 
-def growths(quick: bool) -> list[Curves]:
-    """Return all curves; with ``quick``, short ones."""
-    samples = [2**i for i in range(5 if quick else 11)]
-    leaves = (
-        [1, 3, 10, 33, 100] if quick else [1, 3, 10, 33, 100, 330, 1000, 3300, 10000]
-    )
-    synthetic = "synthetic: "
-    return [
-        Curves(
-            "collate, crops",
-            f"{synthetic}(1, 17 to 24, 17 to 24) uint8",
-            "samples",
-            samples,
-            partial(_crops, low=17, high=24, channels=1, dtype=torch.uint8),
-        ),
-        Curves(
-            "collate, thumbnails",
-            f"{synthetic}(3, 57 to 64, 57 to 64) float32",
-            "samples",
-            samples,
-            partial(_crops, low=57, high=64, channels=3, dtype=torch.float32),
-        ),
-        Curves(
-            "collate, detection samples",
-            f"{synthetic}dicts of five fields, images (3, 17 to 24, 17 to 24)",
-            "samples",
-            samples,
-            lambda num: collate_samples(
-                data.detection_samples(_ragged(num, 17, 24, 3))
-            ),
-        ),
-        Curves("scatter to [-1]", f"{synthetic}nested", "leaves", leaves, _scattered),
-        Curves("pack and rebuild", f"{synthetic}nested", "leaves", leaves, _packed),
-    ]
+@dataclass(frozen=True)
+class Curves:
+    """One curve for each contender.
+
+    Attributes:
+        title: the title of the curves.
+        note: a description of the data: synthetic or real.
+        x: the label of the sizes.
+        sizes: the sizes, in ascending order.
+        contenders: creates the data and the functions for a size.
+    """
+
+    title: str
+    note: str
+    x: str
+    sizes: Sequence[int]
+    contenders: Callable[[int], list[Contender]]
 
 
-def _ragged(num: int, low: int, high: int, channels: int) -> list[data.Shape]:
-    """Return shapes whose distribution does not depend on their number."""
-    steps = high - low + 1
-    return [(channels, high - i % steps, high - i * 3 % steps) for i in range(num)]
-
-
-def _crops(
-    num: int, low: int, high: int, channels: int, dtype: torch.dtype
-) -> list[Contender]:
-    shapes = _ragged(num, low, high, channels)
-    return collate_images(data.random_tensors(shapes, dtype), 2)
-
-
-def _scattered(num: int) -> list[Contender]:
-    return [each for each in scattered(num) if "hand" not in each.name]
-
-
-def _packed(num: int) -> list[Contender]:
-    return [each for each in packed(num) if "hand" not in each.name]
-
-
-def measure(growth: Curves, effort: Effort) -> Record:
+def measure(curves: Curves, effort: Effort) -> Record:
     """Time all contenders at all sizes, interleaved; fit and return the record."""
-    contenders: dict[tuple[str, int], Contender] = {}
-    for size in growth.sizes:
-        for each in growth.contenders(size):
-            contenders[each.name, size] = each
-    renamed = [
-        Contender(f"{name} {size}", each.call, each.kind)
-        for (name, size), each in contenders.items()
+    by_size = [
+        (size, each) for size in curves.sizes for each in curves.contenders(size)
     ]
+    renamed = [replace(each, name=f"{each.name} {size}") for size, each in by_size]
     longer = effort._replace(min_seconds=_LONGER * effort.min_seconds)
-    seconds = measure_seconds(renamed, **longer._asdict())
+    found = measure_seconds(renamed, longer)
     series = []
-    for name in dict.fromkeys(name for name, _ in contenders):
-        each = contenders[name, growth.sizes[0]]
-        row: Record = {"name": name, "kind": each.kind, "installed": bool(each.call)}
-        if each.call is not None:
-            minima = [min(seconds[f"{name} {size}"]) for size in growth.sizes]
-            row |= {"seconds": minima, "fit": fit(growth.sizes, minima)}
+    for each in {each.name: each for _, each in by_size}.values():
+        row: Record = {"name": each.name, "kind": each.kind}
+        row["installed"] = each.call is not None
+        if row["installed"]:
+            taken = [found[f"{each.name} {size}"]["seconds"] for size in curves.sizes]
+            minima = list(map(min, taken))
+            row |= {"seconds": minima, "fit": fit(curves.sizes, minima)}
         series.append(row)
-    record: Record = {"title": growth.title, "note": growth.note, "x": growth.x}
-    done = max(map(len, seconds.values()))
-    return {**record, "sizes": growth.sizes, "rounds": done, "series": series}
+    record: Record = {"title": curves.title, "note": curves.note, "x": curves.x}
+    done = max(len(times["seconds"]) for times in found.values())
+    return {**record, "sizes": list(curves.sizes), "rounds": done, "series": series}
 
 
 def fit(sizes: Sequence[int], seconds: Sequence[float]) -> Record:
@@ -161,59 +116,38 @@ def _slope(points: Sequence[tuple[float, float]]) -> float:
     return over / math.fsum((a - x) ** 2 for a in xs)
 
 
-def measure_threads(quick: bool, effort: Effort) -> list[Record]:
-    """Time two cases with 1 thread to all cores, interleaved; return their records.
+def table(growths: Sequence[Record]) -> list[str]:
+    """Return the section with the fits; ``(!)`` marks costs that are not linear."""
+    if not growths:
+        return []
+    rows = [
+        {**growth, **row}
+        for growth in growths
+        for row in growth["series"]
+        if row["installed"]
+    ]
 
-    No exponent is expected: the shared memory bandwidth is the limit.
-    """
-    counts = sorted({1, 2, *(2**i for i in range(2, 10)), environment.cores()})
-    counts = [count for count in counts if count <= environment.cores()]
-    scale, records = 16 if quick else 1, []
-    for dtype in (torch.float32, torch.uint8):
-        shapes = data.coco_shapes(16, 800 // scale, 1333 // scale)
-        samples = data.random_tensors(shapes, dtype)
-        records.append(_by_threads(samples, counts, effort))
-    return records
+    def part(key: str) -> Callable[[Record], str]:
+        return lambda row: duration(row["fit"][key])
 
+    def exponent(row: Record) -> str:
+        mark = "" if row["kind"] != "ours" or is_linear(row["fit"]) else " (!)"
+        return _number(row["fit"]["exponent"]) + mark
 
-def _by_threads(
-    samples: list[torch.Tensor], counts: list[int], effort: Effort
-) -> Record:
-    before = torch.get_num_threads()
-    calls: list[tuple[Contender, int]] = []
-
-    def with_threads(call: Callable[[], object], count: int) -> Callable[[], object]:
-        def run() -> object:
-            torch.set_num_threads(count)
-            return call()
-
-        return run
-
-    for count in counts:
-        torch.set_num_threads(count)  # the limits are built for a number of threads
-        calls += [(each, count) for each in stacks(samples, 2) if _shown(each)]
-    try:
-        renamed = [
-            Contender(f"{each.name} {count}", with_threads(each.call, count), each.kind)
-            for each, count in calls
-            if each.call is not None
-        ]
-        seconds = measure_seconds(renamed, **effort._asdict())
-    finally:
-        torch.set_num_threads(before)
-    series = []
-    for name in dict.fromkeys(each.name for each, _ in calls):
-        found = next(each for each, _ in calls if each.name == name)
-        row: Record = {"name": name, "kind": found.kind, "installed": bool(found.call)}
-        if found.call is not None:
-            row["seconds"] = [min(seconds[f"{name} {count}"]) for count in counts]
-        series.append(row)
-    dtype = str(samples[0].dtype).removeprefix("torch.")
-    note = "synthetic: 16 images, sizes drawn from COCO's, resized to 1333x800"
-    record: Record = {"title": f"collate, detection {dtype}", "note": note}
-    done = max(map(len, seconds.values()))
-    return {**record, "x": "threads", "sizes": counts, "rounds": done, "series": series}
+    columns: list[report.Column] = [
+        ("cost of", lambda row: row["title"]),
+        ("by", lambda row: f"{row['x']}, {row['sizes'][0]} to {row['sizes'][-1]}"),
+        ("contender", lambda row: row["name"]),
+        ("smallest", lambda row: duration(row["seconds"][0])),
+        ("largest", lambda row: duration(row["seconds"][-1])),
+        ("fixed", part("fixed")),
+        ("each", part("each")),
+        ("exponent", exponent),
+        ("as measured", lambda row: _number(row["fit"].get("as_measured"))),
+        ("from n", lambda row: str(row["fit"].get("from", ""))),
+    ]
+    return ["### Growth of the cost", "", *report.table(rows, columns, left=3), ""]
 
 
-def _shown(contender: Contender) -> bool:
-    return contender.name.startswith(("ours", "mmcv", "new_full", "non-temporal"))
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:.2f}"

@@ -13,7 +13,6 @@ import os
 import shutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -76,41 +75,26 @@ def _pool() -> ThreadPoolExecutor:
 
 @functools.lru_cache(maxsize=1)
 def nontemporal_memcpy() -> _Copy | None:
-    """Return the copy of ``limits.c``, or print the reason and return None."""
+    """Return the copy of ``limits.c``, compiled at first use; None without it."""
+    compiler = os.environ.get("CC") or shutil.which("cc") or shutil.which("gcc") or "cc"
+    command = [*compiler.split(), "-O2", "-shared", "-fPIC", str(_SOURCE), "-o"]
+    key = hashlib.sha256(_SOURCE.read_bytes() + " ".join(command).encode()).hexdigest()
+    library = _BUILD / f"limits-{key[:16]}.so"
     try:
-        library = ctypes.CDLL(str(compiled(_SOURCE, _BUILD)))
-    except OSError as error:
+        if not library.exists():
+            _BUILD.mkdir(parents=True, exist_ok=True)
+            made = library.with_suffix(f".{os.getpid()}")
+            subprocess.run([*command, str(made)], check=True)
+            os.replace(made, library)
+        function = ctypes.CDLL(str(library)).nontemporal_memcpy
+    except (OSError, subprocess.CalledProcessError) as error:
         print(
-            f"The non-temporal memcpy must be compiled, but: {error} "
-            "Its rows will say 'not installed'.",
+            f"The non-temporal memcpy must be compiled by {compiler}, but: {error}. "
+            "Install a C compiler, or set CC. Its rows will say 'not installed'.",
             file=sys.stderr,
         )
         return None
-    function = library.nontemporal_memcpy
     function.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t]
     function.restype = None
-    return function  # type: ignore[no-any-return]  # ctypes has no types
-
-
-def compiled(source: Path, folder: Path) -> Path:
-    """Return the shared library of a C file, compiled at first use.
-
-    Raises:
-        OSError: there is no compiler, or it fails.
-    """
-    compiler = os.environ.get("CC") or shutil.which("cc") or shutil.which("gcc")
-    if not compiler:
-        raise OSError("there is no C compiler. Install one, or set CC.")
-    command = [*compiler.split(), "-O2", "-shared", "-fPIC"]
-    key = hashlib.sha256(source.read_bytes() + " ".join(command).encode()).hexdigest()
-    library = folder / f"{source.stem}-{key[:16]}.so"
-    if not library.exists():
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=folder) as scratch:
-            made = Path(scratch) / library.name
-            command += ["-o", str(made), str(source)]
-            done = subprocess.run(command, capture_output=True, text=True, check=False)
-            if done.returncode:
-                raise OSError(f"{compiler} refused it: {done.stderr.strip()}")
-            os.replace(made, library)
-    return library
+    copy: _Copy = function
+    return copy

@@ -11,7 +11,7 @@ import functools
 import json
 import time
 import tracemalloc
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -19,8 +19,9 @@ import numpy as np
 from pyparallel import SizeBatchSampler
 from pyparallel.sampler.ranks import Ranks
 
+from . import report
 from ._harness import Record
-from .report import _head, _row, duration
+from .report import duration
 from .sample_sizes import coco_sizes, sentence_lengths
 
 #: The numbers of ranks of the parts of an epoch, in percent of the first one.
@@ -144,39 +145,30 @@ def _balance(sizes: Any, samples: Any, lengths: list[int]) -> float:
 
 def tables(found: Record) -> Iterator[str]:
     """Yield the lines of the tables of a record."""
+
+    def part(key: str, form: Callable[[Any], str]) -> report.Column:
+        return key.replace("_", " "), lambda row: form(row[key])
+
+    named: list[report.Column] = [
+        ("sizes and limit", lambda row: row["name"]),
+        (
+            "`plan_size`",
+            lambda row: f"{row['plan_size']:,}" if row["plan_size"] else "None",
+        ),
+    ]
     yield "The CPU time of a rank until its first batch, and its peak of memory."
     yield "Sizes are read-only, so they are not copied."
     yield ""
-    titles = ("sizes and limit", "samples", "`plan_size`", "constructor", "first batch")
-    yield from _head([*titles, "sizes", "peak"])
-    for row in found["plans"]:
-        yield _row(
-            [
-                row["name"],
-                f"{row['samples']:,}",
-                _plan_size(row),
-                *(duration(row[name]) for name in ("make", "first")),
-                *(f"{row[name] / 2**20:.1f} MiB" for name in ("sizes", "peak")),
-            ]
-        )
+    counts = [part("samples", "{:,}".format)]
+    memory = [part(key, lambda n: f"{n / 2**20:.1f} MiB") for key in ("sizes", "peak")]
+    times = [part("make", duration), part("first", duration)]
+    yield from report.table(found["plans"], [*named, *counts, *times, *memory])
     yield ""
     yield f"{found['ranks']:,} ranks, {found['samples']:,} samples, and ten changes of"
     yield "the number of ranks in one epoch. A resume is the CPU time of a rank until"
     yield "its first batch after a change, of the last change and of the slowest one."
     yield ""
-    titles = ("sizes and limit", "`plan_size`", "steps", "once", "lost", "again")
-    yield from _head([*titles, "balance, mean", "balance, p99", "resume", "slowest"])
-    for row in found["epochs"]:
-        yield _row(
-            [
-                row["name"],
-                _plan_size(row),
-                *(f"{row[name]:,}" for name in ("steps", "once", "lost", "again")),
-                *(f"{row[name]:.3f}" for name in ("balance_mean", "balance_p99")),
-                *(duration(row[name]) for name in ("last_resume", "resume")),
-            ]
-        )
-
-
-def _plan_size(row: Record) -> str:
-    return f"{row['plan_size']:,}" if row["plan_size"] else "None"
+    counts = [part(key, "{:,}".format) for key in ("steps", "once", "lost", "again")]
+    balance = [part(key, "{:.3f}".format) for key in ("balance_mean", "balance_p99")]
+    times = [part("last_resume", duration), part("resume", duration)]
+    yield from report.table(found["epochs"], [*named, *counts, *balance, *times])

@@ -22,6 +22,9 @@ COPIER = "multi_tensor_copier"
 #: The C++ source of NVIDIA's multi_tensor_copier (ACCV-Lab): a file or a folder.
 COPIER_SOURCE = "ACCVLAB_MULTI_TENSOR_COPIER"
 
+#: Of images with values from 0 to 255.
+MEAN, STD = (123.675, 116.28, 103.53), (58.395, 57.12, 57.375)
+
 with warnings.catch_warnings():  # deprecations of the peers and their dependencies
     warnings.simplefilter("ignore")
     try:
@@ -41,16 +44,6 @@ with warnings.catch_warnings():  # deprecations of the peers and their dependenc
     except ImportError as error:
         TensorDict = None
         ABSENT["tensordict"] = str(error)
-
-__all__ = [
-    "ABSENT",
-    "COPIER",
-    "MmcvContainer",
-    "TensorDict",
-    "mmcv_collate",
-    "mmcv_scatter",
-    "stack_batch",
-]
 
 
 def give_mmcv_its_streams() -> None:
@@ -131,6 +124,46 @@ def nested_then_padded(
         warnings.simplefilter("ignore")
         nested = torch.nested.nested_tensor(list(samples))
     return torch.nested.to_padded_tensor(nested, value, (len(samples), *target))
+
+
+def numbers(device: Any) -> tuple[Tensor, Tensor]:
+    """Return mean and deviation in a shape that broadcasts over an image."""
+    mean, std = (torch.tensor(n, device=device).view(3, 1, 1) for n in (MEAN, STD))
+    return mean, std
+
+
+def normalise_each(
+    images: Sequence[Tensor], target: Sequence[int], swap: bool = False
+) -> Tensor:
+    """Convert and normalise each image, then pad, as mmengine and torchvision do."""
+    mean, std = numbers(images[0].device)
+    if swap:
+        images = [image.flip(0) for image in images]
+    floats = [image.float().sub_(mean).div_(std) for image in images]
+    return pad_then_stack(floats, target, 0)
+
+
+@functools.cache
+def mmengine_class() -> Any:
+    """Return mmengine's preprocessor, or None with the reason in `ABSENT`."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return importlib.import_module("mmengine.model").ImgDataPreprocessor
+    except Exception as error:  # any failure with this version of torch
+        ABSENT.setdefault("mmengine", f"{type(error).__name__}: {error}")
+        return None
+
+
+def mmengine_preprocessor(
+    divisor: int, swap: bool, device: Any = "cpu"
+) -> Callable[[Sequence[Tensor]], Tensor] | None:
+    """Return mmengine's preprocessor of lists of images; None if it is missing."""
+    kind = mmengine_class()
+    if kind is None:
+        return None
+    made = kind(MEAN, STD, divisor, bgr_to_rgb=swap).to(device)
+    return lambda images: made({"inputs": list(images)})["inputs"]
 
 
 def contiguous(tree: Any) -> Any:

@@ -1,10 +1,9 @@
-"""Batches of similar sizes: ``python -m benchmarks.sampler --help``.
+"""What do batches of similar sizes save?
 
 Compares the padding, the balance between ranks and the plan time of ways to batch
 samples of different sizes. It also trains the detector of examples/ragged_digits.py
 with random batches and with batches of similar sizes. Padding and balance are exact,
-times are not. It writes the records as JSON, and makes the tables beside them and a
-chart from the JSON alone.
+times are not.
 
 The algorithms of torchvision, mmdet and transformers are written here, because their
 packages are large and their samplers short. lhotse is a package.
@@ -12,9 +11,9 @@ packages are large and their samplers short. lhotse is a package.
 
 from __future__ import annotations
 
+import argparse
 import itertools
 import json
-import math
 import os
 import random
 import statistics
@@ -22,7 +21,6 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -33,127 +31,110 @@ from torch.utils.data import BatchSampler, RandomSampler
 
 from pyparallel import SizeBatcher, SizeBatchSampler
 
-from . import command, environment, growth, many_ranks, report
-from ._harness import QUICK, Contender, Curves, Effort, Record, compare
-from .peers import ABSENT
-from .report import _head, _row, duration
+from . import growth, many_ranks, report
+from ._harness import Case, Contender, Effort, Record
+from .command import Question
+from .report import duration
 from .sample_sizes import audio_lengths, coco_sizes, demo_sizes, sentence_lengths
 
 try:
     from lhotse import MonoCut
     from lhotse.dataset import DynamicBucketingSampler
-except ImportError as error:
+except ImportError:
     MonoCut = DynamicBucketingSampler = None
-    ABSENT["lhotse"] = str(error)
 
 ROOT = Path(__file__).resolve().parents[1]
 #: The window of random batches, and that of batches of similar sizes.
 WINDOWS = {"random": 1, "similar": 50}
-_SECTIONS = ("cases", "window", "growth", "ranks", "training")
 
 BATCH_SIZE = 16
 #: The number of ranks for which the balance is calculated.
 NUM_REPLICAS = 8
 Batches = list[list[int]]
 
-OURS, LARGE = "ours, window=50", "ours, window=500"
-RANDOM = "random"
 #: Frames of audio in a second.
 _RATE = 100
 
 
-@dataclass(frozen=True)
-class Way:
-    """A way to make batches.
+def distributions(number: int) -> dict[str, tuple[str, Any]]:
+    """Return notes and sizes ``(number, d)`` of samples, by their names."""
+    found = {
+        "COCO": ("synthetic: photographs as in COCO, resized for 1333x800", coco_sizes),
+        "demo": ("synthetic: scenes as of examples/ragged_digits.py", demo_sizes),
+        "sentences": ("synthetic: log-normal numbers of tokens", sentence_lengths),
+        "audio": ("synthetic: gamma-distributed numbers of frames", audio_lengths),
+    }
+    return {
+        name: (note, sizes_of(number).reshape(number, -1))
+        for name, (note, sizes_of) in found.items()
+    }
 
-    Attributes:
+
+def cases(args: argparse.Namespace) -> Iterator[Case]:
+    """Yield all cases; the stream has a tenth of the samples."""
+    number = 2_000 if args.quick else 100_000
+    for title, (note, sizes) in distributions(number).items():
+        yield Case(title, f"{note}; {number} samples", partial(_ways, sizes))
+    frames = audio_lengths(number // 10)
+    budget = int(24 * frames.mean())
+    note = f"the same frames as a stream, batches of {budget} frames with padding"
+    ways = partial(_stream_ways, frames, budget)
+    yield Case("audio stream", f"{note}; {len(frames)} samples", ways)
+
+
+def _way(
+    name: str,
+    sizes: Any,
+    plan: Callable[[], Batches] | None,
+    kind: str = "peer",
+    plan_ranks: Callable[[], Batches] | None = None,
+) -> Contender:
+    """Return a way to make batches: all ways must batch the same samples.
+
+    Args:
         name: as shown in the table.
-        kind: as of `Contender`.
+        sizes: of the samples.
         plan: returns all batches of an epoch, for one rank; None if its package is not
             installed.
+        kind: as of `Contender`.
         plan_ranks: returns all batches for `NUM_REPLICAS` ranks, step by step, if it
             differs from ``plan``.
     """
 
-    name: str
-    kind: str
-    plan: Callable[[], Batches] | None
-    plan_ranks: Callable[[], Batches] | None = None
+    def view(batches: Batches) -> list[int]:
+        return sorted(itertools.chain.from_iterable(batches))
 
-    def contender(self) -> Contender:
-        """Return the way for a comparison: all batches must have the same samples."""
-        return Contender(
-            self.name,
-            self.plan,
-            self.kind,
-            lambda batches: sorted(itertools.chain.from_iterable(batches)),
-        )
+    def facts() -> Record:
+        planned = plan_ranks or plan
+        return {"figures": figures(sizes, planned())} if planned else {}
+
+    return Contender(name, plan, kind, view, facts)
 
 
-@dataclass(frozen=True)
-class Case:
-    """A distribution of sizes and the ways to batch it.
-
-    Attributes:
-        title: the title of its table.
-        note: a description of the sizes.
-        sizes: ``(n, d)``.
-        ways: the ways.
-    """
-
-    title: str
-    note: str
-    sizes: Any
-    ways: list[Way]
-
-
-def cases(number: int) -> list[Case]:
-    """Return all cases, with a number of samples, and a tenth of it for a stream."""
-    found = []
-    for title, note, sizes_of in [
-        ("COCO", "synthetic: photographs as in COCO, resized for 1333x800", coco_sizes),
-        ("demo", "synthetic: scenes as of examples/ragged_digits.py", demo_sizes),
-        ("sentences", "synthetic: log-normal numbers of tokens", sentence_lengths),
-        ("audio", "synthetic: gamma-distributed numbers of frames", audio_lengths),
-    ]:
-        sizes = sizes_of(number).reshape(number, -1)
-        found.append(Case(title, note, sizes, _ways(sizes)))
-    frames = audio_lengths(number // 10)
-    budget = int(24 * frames.mean())
-    note = f"the same frames as a stream, batches of {budget} frames with padding"
-    ways = list(_stream_ways(frames, budget))
-    return [*found, Case("audio stream", note, frames[:, None], ways)]
-
-
-def _ways(sizes: Any) -> list[Way]:
+def _ways(sizes: Any) -> Iterator[Contender]:
     area = sizes.prod(axis=1)
-    ways = [
-        _ours(OURS, sizes, window=50),
-        _ours(LARGE, sizes, window=500),
-        Way(RANDOM, "limit", lambda: random_batches(len(sizes))),
-        Way("transformers", "peer", lambda: length_grouped(area.tolist())),
-    ]
+    for window in (50, 500):
+        plan = partial(_ours, sizes, window)
+        ranks = partial(plan, NUM_REPLICAS)
+        yield _way(f"ours, window={window}", sizes, plan, "ours", ranks)
+    yield _way("random", sizes, partial(random_batches, len(sizes)), "limit")
+    yield _way("transformers", sizes, partial(length_grouped, area.tolist()))
     if sizes.shape[1] == 2:
         ratio = sizes[:, 1] / sizes[:, 0]
         bins = 2 ** np.linspace(-1, 1, 7)
         two, eight = (ratio > 1).tolist(), np.digitize(ratio, bins).tolist()
-        ways.append(Way("mmdet, 2 groups", "peer", lambda: grouped(two)))
-        ways.append(Way("torchvision, 8 groups", "peer", lambda: grouped(eight)))
-    return ways
+        yield _way("mmdet, 2 groups", sizes, partial(grouped, two))
+        yield _way("torchvision, 8 groups", sizes, partial(grouped, eight))
 
 
-def _ours(name: str, sizes: Any, window: int) -> Way:
-    def plan(num_replicas: int = 1) -> Batches:
-        samplers = [
-            SizeBatchSampler(
-                sizes, BATCH_SIZE, window=window, num_replicas=num_replicas, rank=rank
-            )
-            for rank in range(num_replicas)
-        ]
-        steps = zip(*samplers, strict=True)
-        return list(itertools.chain.from_iterable(steps))
-
-    return Way(name, "ours", plan, lambda: plan(NUM_REPLICAS))
+def _ours(sizes: Any, window: int, num_replicas: int = 1) -> Batches:
+    samplers = [
+        SizeBatchSampler(
+            sizes, BATCH_SIZE, window=window, num_replicas=num_replicas, rank=rank
+        )
+        for rank in range(num_replicas)
+    ]
+    return list(itertools.chain.from_iterable(zip(*samplers, strict=True)))
 
 
 def random_batches(number: int) -> Batches:
@@ -196,39 +177,34 @@ def length_grouped(lengths: Sequence[int]) -> Batches:
     return [samples[i : i + BATCH_SIZE] for i in range(0, len(samples), BATCH_SIZE)]
 
 
-def _stream_ways(frames: Any, budget: int) -> Iterator[Way]:
-    lengths = frames.tolist()
+def _stream_ways(frames: Any, budget: int) -> Iterator[Contender]:
+    lengths, sizes = frames.tolist(), frames[:, None]
     order = list(range(len(lengths)))
     random.Random(0).shuffle(order)
-
-    def ours(window: int) -> Batches:
-        return list(
-            SizeBatcher(order, lengths.__getitem__, max_padded=budget, window=window)
+    for window in (50, 800):
+        make = partial(
+            SizeBatcher, order, lengths.__getitem__, max_padded=budget, window=window
         )
+        plan = lambda make=make: list(make())  # noqa: E731
+        yield _way(f"ours, window={window}", sizes, plan, "ours")
+    cuts = MonoCut and [MonoCut(str(i), 0.0, lengths[i] / _RATE, 0) for i in order]
+    for size in (1200, 20000):
+        lhotse = cuts and partial(_lhotse, cuts, budget, size)
+        yield _way(f"lhotse, buffer_size={size}", sizes, lhotse)
 
-    yield Way("ours, window=50", "ours", lambda: ours(50))
-    yield Way("ours, window=800", "ours", lambda: ours(800))
-    if MonoCut is None:
-        for buffer_size in (1200, 20000):
-            yield Way(f"lhotse, buffer_size={buffer_size}", "peer", None)
-        return
-    cuts = [MonoCut(str(i), 0.0, lengths[i] / _RATE, channel=0) for i in order]
 
-    def theirs(buffer_size: int) -> Batches:
-        sampler = DynamicBucketingSampler(
-            cuts,
-            max_duration=budget / _RATE,
-            num_buckets=30,
-            buffer_size=buffer_size,
-            num_cuts_for_bins_estimate=min(10_000, len(cuts)),
-            shuffle=True,
-            world_size=1,
-            rank=0,
-        )
-        return [[int(cut.id) for cut in batch] for batch in sampler]
-
-    yield Way("lhotse, buffer_size=1200", "peer", lambda: theirs(1200))
-    yield Way("lhotse, buffer_size=20000", "peer", lambda: theirs(20000))
+def _lhotse(cuts: Sequence[Any], budget: int, buffer_size: int) -> Batches:
+    sampler = DynamicBucketingSampler(
+        cuts,
+        max_duration=budget / _RATE,
+        num_buckets=30,
+        buffer_size=buffer_size,
+        num_cuts_for_bins_estimate=min(10_000, len(cuts)),
+        shuffle=True,
+        world_size=1,
+        rank=0,
+    )
+    return [[int(cut.id) for cut in batch] for batch in sampler]
 
 
 def figures(sizes: Any, batches: Batches) -> Record:
@@ -254,161 +230,100 @@ def figures(sizes: Any, batches: Batches) -> Record:
     }
 
 
-def plan_contenders(number: int) -> list[Contender]:
-    """Return plans of images and of texts, for the growth of their cost."""
-    rows = {"images (h, w)": coco_sizes(number), "sentences": sentence_lengths(number)}
-
-    def plan(sizes: Any) -> int:
-        return len(SizeBatchSampler(sizes, BATCH_SIZE, num_replicas=8, rank=0))
-
-    return [
-        Contender(f"ours, {name}", lambda sizes=sizes: plan(sizes), "ours")
-        for name, sizes in rows.items()
-    ]
-
-
-def padding_by_window(number: int, windows: Sequence[int]) -> Record:
+# ------------------------------------------------------------------- other measurements
+def padding_by_window(args: argparse.Namespace, _: Effort) -> Record:
     """Return the padding of each distribution for each window."""
+    number = 2_000 if args.quick else 100_000
+    windows = [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000][
+        : 4 if args.quick else 11
+    ]
     series = []
-    for case in cases(number)[:4]:
-        shares = [
-            SizeBatchSampler(case.sizes, BATCH_SIZE, window=window)
-            .report()
-            .planned.padding
-            for window in windows
+    for name, (_, sizes) in distributions(number).items():
+        samplers = [
+            SizeBatchSampler(sizes, BATCH_SIZE, window=each) for each in windows
         ]
-        assert all(map(math.isfinite, shares))
-        series.append({"name": case.title, "padding": shares})
-    return {"windows": list(windows), "number": number, "series": series}
+        shares = [sampler.report().planned.padding for sampler in samplers]
+        series.append({"name": name, "padding": shares})
+    return {"windows": windows, "number": number, "series": series}
 
 
-def measure(
-    effort: Effort,
-    only: Sequence[str] = _SECTIONS,
-    quick: bool = False,
-    seeds: int = 1,
-) -> Record:
-    """Run sections by their names; return the record of the run."""
-    number = 2_000 if quick else 100_000
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    found: Record = {"machine": environment.machine(), "cases": []}
-    try:
-        for section in _SECTIONS:
-            if section not in only:
-                continue
-            print(f"{section} ...", file=sys.stderr, flush=True)
-            if section == "cases":
-                found["cases"] = [_case(each, effort) for each in cases(number)]
-            elif section == "window":
-                windows = [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000]
-                windows = windows[:4] if quick else windows
-                found["window"] = padding_by_window(number, windows)
-            elif section == "growth":
-                found["growth"] = [growth.measure(_plans(quick), effort)]
-            elif section == "ranks":
-                size = (20_000, 20) if quick else (10_000_000, 1000)
-                found["ranks"] = many_ranks.measure(*size)
-            else:
-                found["training"] = list(train(quick, seeds))
-    finally:
-        torch.set_num_threads(before)
-    found["machine"]["load average after"] = environment.load()
-    return found
+def plans(args: argparse.Namespace, effort: Effort) -> list[Record]:
+    """Return the growth of the time of a plan, for images and for texts."""
+    numbers = [1_000, 3_000, 10_000] if args.quick else [10_000, 100_000, 1_000_000]
 
+    def contenders(number: int) -> Iterator[Contender]:
+        for name, sizes_of in (("images", coco_sizes), ("sentences", sentence_lengths)):
+            sampler = partial(SizeBatchSampler, sizes_of(number), BATCH_SIZE, rank=0)
+            call = lambda make=sampler: len(make(num_replicas=8))  # noqa: E731
+            yield Contender(f"ours, {name}", call, "ours")
 
-def _case(case: Case, effort: Effort) -> Record:
-    contenders = [way.contender() for way in case.ways]
-    note = f"{case.note}; {len(case.sizes)} samples"
-    found = compare(case.title, contenders, note=note, **effort._asdict())
-    for row, way in zip(found["rows"], case.ways, strict=True):
-        if plan := way.plan_ranks or way.plan:
-            row["figures"] = figures(case.sizes, plan())
-    return found
-
-
-def _plans(quick: bool) -> Curves:
-    numbers = [1_000, 3_000, 10_000] if quick else [10_000, 100_000, 1_000_000]
     note = "synthetic: the sizes of COCO and sentences; 8 ranks, windows of 50 batches"
-    return Curves("plan", note, "samples", numbers, plan_contenders)
+    curves = growth.Curves("plan", note, "samples", numbers, contenders)
+    return [growth.measure(curves, effort)]
 
 
-def train(quick: bool, seeds: int) -> Iterator[Record]:
-    """Yield the result of each training run, with each seed and window in turn."""
-    options = "--scenes 64 --epochs 1 --val-scenes 8" if quick else "--epochs 5"
+def ranks(args: argparse.Namespace, _: Effort) -> Record:
+    """Simulate many ranks that change their number."""
+    return many_ranks.measure(*((20_000, 20) if args.quick else (10_000_000, 1000)))
+
+
+def train(args: argparse.Namespace, _: Effort) -> list[Record]:
+    """Return the result of each training run, with each seed and window in turn."""
+    options = "--scenes 64 --epochs 1 --val-scenes 8" if args.quick else "--epochs 5"
     environ = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    for seed in range(1 if quick else seeds):
+    script, found = str(ROOT / "examples" / "ragged_digits.py"), []
+    for seed in range(1 if args.quick else args.seeds):
         for name, window in WINDOWS.items():
             with tempfile.TemporaryDirectory() as folder:
-                script = str(ROOT / "examples" / "ragged_digits.py")
-                arguments = f"--min-f1 0 --seed {seed} --window {window} --out {folder}"
+                more = f"--min-f1 0 --seed {seed} --window {window} --out {folder}"
                 subprocess.run(
-                    [sys.executable, script, *options.split(), *arguments.split()],
+                    [sys.executable, script, *options.split(), *more.split()],
                     env=environ,
                     check=True,
                     stdout=subprocess.DEVNULL,
                     stderr=subprocess.DEVNULL,
                 )
                 summary = json.loads(Path(folder, "summary.json").read_text())
-            kept = ("epoch_seconds", "padding", "f1")
-            yield {
-                "batches": name,
-                "seed": seed,
-                **{key: summary[key] for key in kept},
-            }
+            kept = {key: summary[key] for key in ("epoch_seconds", "padding", "f1")}
+            found.append({"batches": name, "seed": seed, **kept})
+    return found
 
 
-def page(results: Record) -> str:
-    """Return the page of a record."""
-    lines = ["# Batches of similar sizes\n", report.head(results)]
-    for run in results["runs"]:
-        for case in run["cases"]:
-            lines += ["", f"## {case['title']}", "", f"{case['note']}.", ""]
-            lines += _case_table(case)
-        if "window" in run:
-            lines += ["", "## Padding by window", "", *_window_table(run["window"])]
-        if "growth" in run:
-            lines += ["", "## Time of a plan", "", *report.growth_table(run["growth"])]
-        if "ranks" in run:
-            lines += ["", "## Many ranks", "", *many_ranks.tables(run["ranks"])]
-        if "training" in run:
-            lines += ["", "## Training", "", *_training(run["training"])]
-        if run["cases"]:
-            lines += ["", *report.loss_table(report.losses(run))]
-        lines += ["", *report.machine(run), ""]
-    return "\n".join(lines)
+# ------------------------------------------------------------------------------- tables
+def columns(case: Record) -> Iterator[report.Column]:
+    """Yield the columns for the ways of a case."""
+
+    def figure(key: str) -> Callable[[Record], str]:
+        return lambda row: f"{row['figures'][key]:.3f}" if row["installed"] else ""
+
+    def batches(row: Record) -> str:
+        return str(row["figures"]["num_batches"]) if row["installed"] else ""
+
+    yield "", report.name_of
+    yield "padding", figure("padding")
+    yield "balance, mean", figure("balance_mean")
+    yield "balance, p99", figure("balance_p99")
+    yield "batches", batches
+    yield "plan", report.time("median")
+    yield "quartiles", report.spread
+    ours = next(iter(report.installed(case, "ours")))
+    yield f"relative to {ours}", partial(report.ratio, other=ours)
 
 
-def _case_table(case: Record) -> Iterator[str]:
-    titles = ["", "padding", "balance, mean", "balance, p99", "batches", "plan"]
-    ours = next(row["name"] for row in case["rows"] if row["kind"] == "ours")
-    yield from _head([*titles, "quartiles", f"relative to {ours}"])
-    for row in case["rows"]:
-        if not row["installed"]:
-            yield _row([row["name"], "not installed", *[""] * 6])
-            continue
-        found = row["figures"]
-        over = row["over"].get(ours)
-        yield _row(
-            [
-                row["name"],
-                f"{found['padding']:.3f}",
-                f"{found['balance_mean']:.3f}",
-                f"{found['balance_p99']:.3f}",
-                str(found["num_batches"]),
-                duration(row["median"]),
-                f"{duration(row['q1'])} - {duration(row['q3'])}",
-                f"{over['of_medians']:.3g} ({over['q1']:.3g} - {over['q3']:.3g})"
-                if over
-                else "1",
-            ]
-        )
-
-
-def _window_table(found: Record) -> Iterator[str]:
-    yield from _head(["sizes", *map(str, found["windows"])])
-    for each in found["series"]:
-        yield _row([each["name"], *(f"{share:.4f}" for share in each["padding"])])
+def sections(run: Record) -> Iterator[str]:
+    """Yield the other tables of a run."""
+    if "window" in run:
+        found = run["window"]
+        shares: list[report.Column] = [("sizes", lambda row: row["name"])]
+        for i, window in enumerate(found["windows"]):
+            shares.append((str(window), lambda row, i=i: f"{row['padding'][i]:.4f}"))
+        yield from ("### Padding by window", "", *report.table(found["series"], shares))
+        yield ""
+    yield from growth.table(run.get("growth", ()))
+    if "ranks" in run:
+        yield from ("### Many ranks", "", *many_ranks.tables(run["ranks"]), "")
+    if "training" in run:
+        yield from ("### Training", "", *_training(run["training"]), "")
 
 
 def _training(runs: Sequence[Record]) -> Iterator[str]:
@@ -417,61 +332,38 @@ def _training(runs: Sequence[Record]) -> Iterator[str]:
         "epochs are the medians of a run."
     )
     yield ""
-    yield from _head(["batches", "seed", "padding", "epoch", "F1"])
+    yield from report.table(
+        runs,
+        [
+            ("batches", lambda run: run["batches"]),
+            ("seed", lambda run: str(run["seed"])),
+            ("padding", lambda run: f"{run['padding']:.3f}"),
+            ("epoch", lambda run: duration(statistics.median(run["epoch_seconds"]))),
+            ("F1", lambda run: f"{run['f1']:.3f}"),
+        ],
+    )
+    epochs: dict[str, list[float]] = {name: [] for name in WINDOWS}
     for run in runs:
-        yield _row(
-            [
-                run["batches"],
-                str(run["seed"]),
-                f"{run['padding']:.3f}",
-                duration(statistics.median(run["epoch_seconds"])),
-                f"{run['f1']:.3f}",
-            ]
-        )
+        epochs[run["batches"]].append(statistics.median(run["epoch_seconds"]))
+    pairs = zip(epochs["random"], epochs["similar"], strict=True)
+    ratios = [random / similar for random, similar in pairs]
     yield ""
-    ratios, scores = training_ratios(runs), _scores(runs)
     yield (
         f"An epoch with random batches takes {statistics.median(ratios):.3g} "
-        f"({min(ratios):.3g} - {max(ratios):.3g}) times as long. F1 is "
-        f"{_range(scores['similar'])} with similar sizes, and "
-        f"{_range(scores['random'])} with random batches."
+        f"({min(ratios):.3g} - {max(ratios):.3g}) times as long."
     )
 
 
-def training_ratios(runs: Sequence[Record]) -> list[float]:
-    """Return the time of an epoch of random batches relative to similar ones."""
-    found: dict[str, list[float]] = {name: [] for name in WINDOWS}
-    for run in runs:
-        found[run["batches"]].append(statistics.median(run["epoch_seconds"]))
-    pairs = zip(found["random"], found["similar"], strict=True)
-    return [random / similar for random, similar in pairs]
-
-
-def _scores(runs: Sequence[Record]) -> dict[str, list[float]]:
-    names = WINDOWS
-    return {n: [run["f1"] for run in runs if run["batches"] == n] for n in names}
-
-
-def _range(values: Sequence[float]) -> str:
-    return f"{min(values):.3f} to {max(values):.3f}"
-
-
-def main(arguments: list[str] | None = None) -> None:
-    """Measure or read records, write the page and the chart."""
-    parser = command.parser("sampler", __doc__, only=False)
-    parser.add_argument(
-        "--only", nargs="+", choices=_SECTIONS, help="run these sections"
-    )
-    text = "of the training; a seed takes 3 minutes"
-    parser.add_argument("--seeds", type=int, default=1, help=text)
-    args = parser.parse_args(arguments)
-    effort = QUICK if args.quick else Effort(rounds=10, max_seconds=10.0)
-    run = partial(measure, effort, args.only or _SECTIONS, args.quick, args.seeds)
-    results, folder = command.report_run(args, "sampler", run, page)
-    from . import charts  # needs matplotlib
-
-    charts.draw_windows(results, folder / "charts")
-
-
-if __name__ == "__main__":
-    main()
+QUESTION = Question(
+    "sampler",
+    "Batches of similar sizes",
+    cases,
+    Effort(rounds=10, max_seconds=10.0),
+    parts={
+        "window": padding_by_window,
+        "growth": plans,
+        "ranks": ranks,
+        "training": train,
+    },
+    page={"sections": sections, "columns": columns},
+)

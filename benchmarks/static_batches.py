@@ -1,6 +1,6 @@
 """Static batches: what `torch.compile` compiles again in each pass over a data set.
 
-    python -m benchmarks.static_batches
+    python -m benchmarks static_batches
 
 With ``dynamic=False`` each new length is compiled. With buckets, nothing is compiled
 after the first pass, also without static slabs. These add fixed addresses: two for each
@@ -21,7 +21,6 @@ addresses, in passes 1, 2 and 3::
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -76,12 +75,7 @@ def _passes(
 
 def main() -> None:
     """Print one line for each way and pass."""
-    num_samples = 40 if "--quick" in sys.argv else 800
     for dynamic in (False, None):
         print(f"dynamic={dynamic}: compiled graphs, addresses in each pass")
-        for name, found in measure(num_samples, dynamic).items():
+        for name, found in measure(800, dynamic).items():
             print(f"  {name:16}", *(f"{n:4} {m:4}" for n, m in found))
-
-
-if __name__ == "__main__":
-    main()

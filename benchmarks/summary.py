@@ -1,34 +1,29 @@
 """Write the figures and tables of the pages from the records.
 
-    python -m benchmarks.summary
+    python -m benchmarks summary
 
 The pages are the project's README and the list of losses in benchmarks/README.md. The
 chart of trainings is in the README and on the site's first page, and the predictions
-beside them are in docs/how-much.md. Each command of `make` that measures ends with this
-one. It measures nothing.
+beside them are in docs/how-much.md. It measures nothing.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable
 from pathlib import Path
 
 from . import report
 from ._harness import Record
 from .environment import malloc_mode
+from .loader.fields import BY_TORCH
 from .loader.images import MMCV, ONE_PASS, TORCH
-from .report import _head, _row
+from .loader.threads import PROCESSES
+from .report import installed, write_block
 from .training import predicted
 
-BEGIN, END = "<!-- measured -->", "<!-- end of measured -->"
-HEAD_BEGIN, HEAD_END = "<!-- figures -->", "<!-- end of figures -->"
-EPOCHS_BEGIN, EPOCHS_END = "<!-- trainings -->", "<!-- end of trainings -->"
-LOST_BEGIN, LOST_END = "<!-- losses -->", "<!-- end of losses -->"
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
-NATIVE, PYTHON = "ours, native", "ours, Python"
 #: The cases of both kinds of records in the README, and their names there.
 CASES = {
     "photos float32": "12 photographs for 1333x800, float32",
@@ -44,100 +39,113 @@ LOADER_CASES = {
     "photos float32": "photographs, float32",
     "equal uint8": "16 equal images, uint8",
 }
-#: The pages with the chart of trainings, and the path of this folder from them.
-TRAINING_PAGES = {"README.md": "benchmarks", "docs/index.md": "../benchmarks"}
 #: The training whose profile is an example.
 EXAMPLE = "photographs of different sizes"
 _OTHER_LOADERS = ("SPDL", "DALI", "torchdata")
 CROSSING = "112 small fields, to cross"
+_PEERS = MMCV, ONE_PASS, TORCH
 
 
-def file_of(kind: str) -> Path:
-    """Return the file of the records of a kind: ``collate``, ``loader``."""
-    return RESULTS / f"{kind}.json"
+def times(case: Record, start: str) -> str:
+    """Return the time relative to ours of the contender that begins so, if any."""
+    for name, row in installed(case).items():
+        if name.startswith(start) and "ours, native" in row["over"]:
+            ratio = row["over"]["ours, native"]["of_medians"]
+            return f"{ratio:.0f}" if ratio >= 20 else f"{ratio:.{1 + (ratio < 2)}f}"
+    return ""
 
 
-def times(row: Record | None, ours: str = NATIVE) -> str:
-    """Return the time of a row relative to ours; empty if unknown."""
-    over = (row or {}).get("over", {}).get(ours)
-    if not over:
-        return ""
-    ratio = over["of_medians"]
-    return f"{ratio:.0f}" if ratio >= 20 else f"{ratio:.{1 if ratio >= 2 else 2}f}"
-
-
-def _both(cells: list[str]) -> str:
+def _both(cells: Iterable[str]) -> str:
+    cells = list(cells)
     return " / ".join(cells) if all(cells) else ""
 
 
-def _rows(case: Record) -> dict[str, Record]:
-    return {row["name"]: row for row in case["rows"] if row["installed"]}
-
-
-def _megabytes(case: Record) -> str:
+def _label(label: str, case: Record) -> str:
     nbytes = (case.get("nbytes") or 0) / case.get("batches", 1)
-    return f", {nbytes / 1e6:.0f} MB" if nbytes >= 1e6 else ""
+    return f"{label}, {nbytes / 1e6:.0f} MB" if nbytes >= 1e6 else label
+
+
+def cases_of(run: Record) -> dict[str, Record]:
+    """Return the cases of a run by title."""
+    return {case["title"]: case for case in run["cases"]}
 
 
 def runs_of(results: Record) -> list[dict[str, Record]]:
     """Return the cases of one thread by title: as usual, and with memory kept."""
     found = {
-        malloc_mode(run["machine"]): {case["title"]: case for case in run["cases"]}
+        malloc_mode(run["machine"]): cases_of(run)
         for run in results["runs"]
         if run["machine"]["threads"] == "1"
     }
     return [found["default"], found["warm"]]
 
 
-def batches(results: Record) -> Iterator[str]:
-    """Yield the table of `collate` and `scatter` in one process."""
-    titles = [
-        "",
-        "mmcv 1.7.2",
-        "fill, then copy (detectron2)",
-        "*non-temporal memcpy of the result*",
-    ]
-    yield from _head(titles)
-    runs = runs_of(results)
+def batches(results: Record) -> list[str]:
+    """Return the table of `collate` and `scatter` in one process."""
+    titles = ["", "mmcv 1.7.2", "fill, then copy (detectron2)"]
+    titles += ["*non-temporal memcpy of the result*"]
     contenders = "mmcv 1.x", "new_full + copy_", "non-temporal memcpy"
-    for title, label in CASES.items():
-        both = [_rows(run[title]) for run in runs]
-        cells = [_both([_first(rows, name) for rows in both]) for name in contenders]
-        yield _row([label + _megabytes(runs[0][title]), *cells])
-
-
-def _first(rows: dict[str, Record], name: str) -> str:
-    """Return the times of the contender whose name begins with ``name``."""
-    return next((times(row) for full, row in rows.items() if full.startswith(name)), "")
+    runs = runs_of(results)
+    return report.grid(
+        titles,
+        [
+            [
+                _label(label, runs[0][title]),
+                *(
+                    _both(times(run[title], name) for run in runs)
+                    for name in contenders
+                ),
+            ]
+            for title, label in CASES.items()
+        ],
+    )
 
 
 def pure_python(results: Record) -> str:
     """Return the least and the greatest time of pure Python relative to mmcv."""
     shares = [
-        1 / row["over"][PYTHON]["of_medians"]
+        1 / row["over"]["ours, Python"]["of_medians"]
         for run in results["runs"]
         for case in run["cases"]
-        for row in case["rows"]
-        if row["name"].startswith("mmcv") and PYTHON in row.get("over", {})
+        for name, row in installed(case).items()
+        if name.startswith("mmcv") and "ours, Python" in row["over"]
     ]
     return f"{min(shares):.1f} to {max(shares):.1f}"
 
 
-def loaded(results: Record) -> Iterator[str]:
-    """Yield the table of loaders with one worker and with two."""
-    (run,) = results["runs"]
-    cases = {case["title"]: case for case in run["cases"]}
+def loaded(results: Record) -> list[str]:
+    """Return the table of loaders with one worker and with two."""
+    cases = cases_of(results["runs"][0])
     titles = ["", "mmcv 1.7.2 collate", "one pass, torch's loader", "`default_collate`"]
-    yield from _head(titles)
+    rows = []
     for title, label in LOADER_CASES.items():
         both = [cases[f"{title}, {number}"] for number in ("1 worker", "2 workers")]
-        cells = [
-            _both([times(_rows(case).get(name)) for case in both])
-            for name in (MMCV, ONE_PASS, TORCH)
-        ]
-        yield _row([label + _megabytes(both[0]), *cells])
-    crossed = times(_rows(cases[CROSSING]).get("torch's loader"))
-    yield _row(["112 small tensors, from worker to parent", "", "", crossed])
+        cells = [_both(times(case, name) for case in both) for name in _PEERS]
+        rows.append([_label(label, both[0]), *cells])
+    crossed = times(cases[CROSSING], "torch's loader")
+    rows.append(["112 small tensors, from worker to parent", "", "", crossed])
+    return report.grid(titles, rows)
+
+
+def threads(results: Record) -> list[str]:
+    """Return the table of worker threads for docs/threads.md, if it was measured."""
+    cells = []
+    for title, case in cases_of(results["runs"][0]).items():
+        rows, name = installed(case), title.removeprefix("threads: ")
+        if title.startswith("threads: ") and PROCESSES in rows:
+            (ours, *_), processes = rows.values(), rows[PROCESSES]
+            share = 1 / processes["over"][ours["name"]]["of_medians"]
+            memory = [
+                report._megabytes(row["facts"]["memory"]) if "facts" in row else ""
+                for row in (ours, processes)
+            ]
+            cells.append([name, f"{share:.2g}", *memory])
+    if not cells:
+        return []
+    titles = ["two workers", "time of threads relative to processes"]
+    text = f"Measured on two cores: {origin(results)}."
+    titles += ["memory with threads", "with processes"]
+    return [text, "", *report.grid(titles, cells)]
 
 
 def origin(results: Record) -> str:
@@ -147,14 +155,26 @@ def origin(results: Record) -> str:
     return f"{results['date']}, commit {machine['commit']}, load average {load}"
 
 
-def epochs(results: Record, folder: str) -> str:
+def epochs(results: Record, folder: str) -> list[str]:
     """Return the chart of trainings, and the best speeds of ours and of others.
 
     Args:
         results: the records.
         folder: the path of benchmarks/ from the page.
     """
-    lines = [
+    rows = []
+    for case in results["runs"][0]["cases"]:
+        first, *others = case["rows"]
+        cells = [case["title"]]
+        for chosen in (
+            [row for row in others if row["kind"] == "ours"],
+            [row for row in others if row["name"].startswith(_OTHER_LOADERS)],
+        ):
+            best = min(chosen, key=lambda row: row["median"])
+            speed, name = first["median"] / best["median"], best["name"]
+            cells.append(f"{speed:.2f} ({name.removeprefix('... ')})")
+        rows.append(cells)
+    return [
         "![Speed of an epoch beside torch's loader, for four trainings and each loader]"
         f"({folder}/charts/training.svg)",
         "",
@@ -162,27 +182,14 @@ def epochs(results: Record, folder: str) -> str:
         "torch's `DataLoader` with the collate function of its users "
         f"([all figures]({folder}/results/training.md), {origin(results)}):",
         "",
-        *_head(["", "best of ours", "best of SPDL, DALI, torchdata"]),
+        *report.grid(["", "best of ours", "best of SPDL, DALI, torchdata"], rows),
     ]
-    for case in results["runs"][0]["cases"]:
-        first, *others = case["rows"]
-        kinds = (
-            [row for row in others if row["kind"] == "ours"],
-            [row for row in others if row["name"].startswith(_OTHER_LOADERS)],
-        )
-        cells = [case["title"]]
-        for rows in kinds:
-            best = min(rows, key=lambda row: row["median"])
-            speed, name = first["median"] / best["median"], best["name"]
-            cells.append(f"{speed:.2f} ({name.removeprefix('... ')})")
-        lines.append(_row(cells))
-    return "\n".join(lines) + "\n"
 
 
-def block(results: Record, loader: Record) -> str:
+def block(results: Record, loader: Record) -> list[str]:
     """Return the tables of the README."""
     machine = results["runs"][0]["machine"]
-    lines = [
+    return [
         "Time relative to pyparallel (2.0 = twice as slow): ratios of medians, one "
         f"thread, {machine['cpu'].replace(' for this process', '')}, torch "
         f"{machine['torch']}, {origin(results)}. The first number is for memory fresh "
@@ -203,78 +210,59 @@ def block(results: Record, loader: Record) -> str:
         "Without the compiled extension, `collate` takes "
         f"{pure_python(results)} of mmcv's time.",
     ]
-    return "\n".join(lines) + "\n"
 
 
-def figures(results: Record, loader: Record) -> str:
+def figures(results: Record, loader: Record) -> list[str]:
     """Return the three figures on the first screen of the README."""
-    cases = {case["title"]: case for case in loader["runs"][0]["cases"]}
-    loaded = times(_rows(cases["photos uint8, 1 worker"])[MMCV])
-    crossed = times(_rows(cases[CROSSING])["torch's loader"])
-    fresh, kept = (
-        _first(_rows(run["detection float32"]), "mmcv 1.x") for run in runs_of(results)
-    )
-    return (
-        f"- Batches of photographs reach the training process {loaded} times faster "
-        "than with torch's\n  `DataLoader` and mmcv's `collate`.\n"
+    cases = cases_of(loader["runs"][0])
+    fresh, kept = (times(run["detection float32"], "mmcv") for run in runs_of(results))
+    return [
+        "- Batches of photographs reach the training process "
+        f"{times(cases['photos uint8, 1 worker'], MMCV)} times faster "
+        "than with torch's\n  `DataLoader` and mmcv's `collate`.",
         f"- Padding and stacking 16 COCO-like images is {fresh} times faster than in "
-        f"mmcv, and {kept} times\n  faster if the allocator keeps freed memory.\n"
-        f"- A batch of 112 small tensors gets from a worker to the training process "
-        f"{crossed} times faster\n  than in torch's `DataLoader`.\n"
-    )
+        f"mmcv, and {kept} times\n  faster if the allocator keeps freed memory.",
+        "- A batch of 112 small tensors gets from a worker to the training process "
+        f"{times(cases[CROSSING], BY_TORCH)} times faster\n  than in torch's "
+        "`DataLoader`.",
+    ]
 
 
-def lost(*records: Record) -> str:
+def lost(records: Iterable[Record]) -> list[str]:
     """Return the table of the losses: for each case the peer with the least time."""
     worst: dict[tuple[str, str], report.Loss] = {}
-    for results in records:
-        for run in results["runs"]:
-            for loss in report.losses(run):
-                key = loss.case, loss.ours
-                known = worst.setdefault(key, loss)
-                if loss.over["of_medians"] < known.over["of_medians"]:
-                    worst[key] = loss
+    for run in (run for results in records for run in results["runs"]):
+        for loss in report.losses(run):
+            known = worst.setdefault((loss.case, loss.ours), loss)
+            if loss.over["of_medians"] < known.over["of_medians"]:
+                worst[loss.case, loss.ours] = loss
     titles = ["case", "peer", "faster than", "time relative", "run", "reason"]
-    lines = [*_head(titles, left=len(titles))]
-    for loss in worst.values():
-        cells = [loss.case, loss.peer, loss.ours, loss.ratio, loss.run, loss.reason]
-        lines.append(_row(cells))
-    return "\n".join(lines) + "\n"
+    found = worst.values()
+    cells = [(x.case, x.peer, x.ours, x.ratio, x.run, x.reason) for x in found]
+    return report.grid(titles, cells, left=len(titles))
 
 
-def read(path: Path) -> Record:
-    """Return the records of a file."""
-    records: Record = json.loads(path.read_text(encoding="utf-8"))
+def read(name: str) -> Record:
+    """Return the records of a question."""
+    records: Record = json.loads((RESULTS / f"{name}.json").read_text("utf-8"))
     return records
 
 
-def main(arguments: list[str] | None = None) -> None:
-    """Write the figures of the newest records into both pages."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.summary")
-    parser.description = __doc__
-    parser.add_argument("--root", type=Path, default=ROOT, help="folder of the pages")
-    root = parser.parse_args(arguments).root
-    records = read(file_of("collate")), read(file_of("loader"))
-    more = [read(file_of("parallel"))]
-    if file_of("training").exists():
-        more.append(training := read(file_of("training")))
-        for page, folder in TRAINING_PAGES.items():
-            text = epochs(training, folder)
-            report.write_block(root / page, text, EPOCHS_BEGIN, EPOCHS_END)
-        (run,) = training["runs"]
-        for lines, name in (
-            (predicted.table(run), "predicted"),
-            (predicted.example(run, EXAMPLE), "example"),
-        ):
-            marks = f"<!-- {name} -->", f"<!-- end of {name} -->"
-            report.write_block(
-                root / "docs/how-much.md", "\n".join(lines) + "\n", *marks
-            )
-    table = lost(*records, *more)
-    report.write_block(root / "benchmarks/README.md", table, LOST_BEGIN, LOST_END)
-    report.write_block(root / "README.md", figures(*records), HEAD_BEGIN, HEAD_END)
-    report.write_block(root / "README.md", block(*records), BEGIN, END)
-
-
-if __name__ == "__main__":
-    main()
+def main(root: Path = ROOT) -> None:
+    """Write the figures of the newest records into the pages of a folder."""
+    names = "collate", "loader", "parallel", "training"
+    records = {name: read(name) for name in names}
+    collate, loader, training = (records[n] for n in ("collate", "loader", "training"))
+    (run,) = training["runs"]
+    for page, name, lines in (
+        ("README.md", "trainings", epochs(training, "benchmarks")),
+        ("docs/index.md", "trainings", epochs(training, "../benchmarks")),
+        ("docs/how-much.md", "predicted", predicted.table(run)),
+        ("docs/how-much.md", "example", predicted.example(run, EXAMPLE)),
+        ("docs/threads.md", "threads", threads(loader)),
+        ("benchmarks/README.md", "losses", lost(records.values())),
+        ("README.md", "figures", figures(collate, loader)),
+        ("README.md", "measured", block(collate, loader)),
+    ):
+        if lines:
+            write_block(root / page, "\n".join(lines) + "\n", name)

@@ -13,106 +13,85 @@ import argparse
 import datetime
 import itertools
 import json
-import os
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from .. import command
+from .. import command, report
 from .._harness import QUICK, Effort, Record
-from . import case as gpu_case
-from . import images, overlap, padding, report, rings, to_host, transfers
-from .target import DryRun, describe, target
+from . import images, overlap, rings, to_host, transfers
+from .case import GpuCase, measure
+from .target import describe, target
 
-#: Modules with cases. Each returns its most important case first.
-MODULES = (
-    transfers,
-    images,
-    rings,
-    padding,
-    overlap,
-    to_host,
+#: The cases of each kind. Each begins with its most important case.
+KINDS = (
+    transfers.cases,
+    images.cases,
+    rings.cases,
+    images.padding_cases,
+    overlap.cases,
+    to_host.cases,
+)
+_GOALS = (
+    "*Ours* is the time of pyparallel. *Returns*, *usable* and *device* are the three "
+    "clocks of [the benchmark](../gpu.md)."
 )
 
 
-def cases(quick: bool) -> list[gpu_case.GpuCase]:
-    """Return all cases: the first of each module, then the second of each, and so on.
+def cases(quick: bool) -> list[GpuCase]:
+    """Return all cases: the first of each kind, then the second of each, and so on.
 
     So a run that is stopped early has measured the most important cases.
     """
-    turns = itertools.zip_longest(*(module.cases(quick) for module in MODULES))
+    turns = itertools.zip_longest(*(kind(quick) for kind in KINDS))
     return [case for turn in turns for case in turn if case is not None]
 
 
-def measure_case(case: gpu_case.GpuCase, where: DryRun, effort: Effort) -> Record:
-    """Return the record of a case; after a failure, with the reason."""
-    try:
-        return gpu_case.measure(case, where, effort)
-    except Exception as error:  # the other cases can still be measured
-        why = f"failed: {type(error).__name__}: {error}"
-        return {"title": case.title, "note": case.note, "error": why}
+def page(results: Record) -> str:
+    """Return the page of a record."""
+    return report.page("pyparallel and its peers on a GPU", results)
 
 
-class Run:
-    """Measure cases one by one, and write the JSON after each."""
-
-    def __init__(self, results: Record, path: Path | None) -> None:
-        self.results, self._path = results, path
-
-    def add(self, record: Record) -> None:
-        """Add a case, print it, and write all records."""
-        (run,) = self.results["runs"]
-        run["cases"].append(record)
-        print(report.case_table(record), flush=True)
-        if self._path is not None:
-            write_json(self.results, self._path)
-
-    @property
-    def failed(self) -> list[str]:
-        """The cases that failed."""
-        return [
-            f"{case['title']}: {case['error']}"
-            for run in self.results["runs"]
-            for case in run["cases"]
-            if "error" in case
-        ]
+def goals_page() -> str:
+    """Return the table of all cases with their goals, in the order of a run."""
+    cells = []
+    for case in cases(False):
+        goals = report.judge({"goals": [goal._asdict() for goal in case.goals]})
+        for i, (_, text, _) in enumerate(goals):
+            cells.append(["" if i else case.title, text])
+    lines = report.grid(["case", "goal"], cells, left=2)
+    return "\n".join(["# Goals of the benchmark on a GPU", "", _GOALS, "", *lines, ""])
 
 
-def write_json(results: Record, path: Path) -> None:
-    """Write records atomically: a reader sees the old or the new file."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_suffix(".part")
-    beside.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
-    os.replace(beside, path)
-
-
-def measure(args: argparse.Namespace, path: Path | None) -> Run:
-    """Run the selected cases."""
+def run(args: argparse.Namespace, path: Path | None) -> Record:
+    """Measure the selected cases; print and write each."""
     where = target(args.device, args.quick)
     quick = args.quick or where.dry
-    effort = QUICK if quick else Effort(args.rounds, args.max_seconds)
-    machine = describe(where, args.commit)
-    date = datetime.date.today().isoformat()
-    runs = [{"machine": machine, "cases": []}]
-    run = Run({"date": date, "quick": quick, "dry": where.dry, "runs": runs}, path)
+    effort = Effort(max_seconds=args.max_seconds)
+    effort = effort._replace(rounds=args.rounds) if args.rounds else effort
+    machine, found = describe(where, args.commit), []
+    results: Record = {"date": datetime.date.today().isoformat(), "quick": quick}
+    results |= {"dry": where.dry, "runs": [{"machine": machine, "cases": found}]}
     print(*(f"{key}: {value}" for key, value in machine.items()), "", sep="\n")
-    chosen = [
-        case for case in cases(quick) if any(part in case.title for part in args.only)
-    ]
-    start = time.monotonic()
-    for i, case in enumerate(chosen):
-        left = args.total_seconds - (time.monotonic() - start)
-        if left < 0:
+    chosen = [c for c in cases(quick) if any(part in c.title for part in args.only)]
+    budget = command.Budget(args.total_seconds, len(chosen))
+    for case in chosen:
+        print(f"{budget.left:.0f} s left: {case.title} ...", flush=True)
+        share = budget.effort(QUICK if quick else effort)
+        if budget.left < 0:
             error = f"not run: {args.total_seconds:g} s (--total-seconds) were over"
-            run.add({"title": case.title, "note": case.note, "error": error})
-            continue
-        print(f"{args.total_seconds - left:.0f} s: {case.title} ...", flush=True)
-        # Slow cases shorten the later ones, so that all cases fit in the time.
-        share = min(effort.max_seconds, left / (len(chosen) - i))
-        run.add(measure_case(case, where, effort._replace(max_seconds=share)))
-    return run
+            record: Record = {"title": case.title, "note": case.note, "error": error}
+        else:
+            record = measure(case, where, share)
+        found.append(record)
+        print("\n".join(report.case_table(record)), flush=True)
+        for met, goal, figure in report.judge(record):
+            print(f"- {report.MARKS[met]}: {goal}: {figure}", flush=True)
+        print(flush=True)
+        if path is not None:
+            command.write_json(results, path)
+    return results
 
 
 def options() -> argparse.ArgumentParser:
@@ -126,7 +105,6 @@ def options() -> argparse.ArgumentParser:
         help="cpu: a small dry run without figures; it writes files only if "
         "--json or --out is given",
     )
-    parser.add_argument("--rounds", type=int, default=Effort().rounds)
     parser.add_argument(
         "--seconds",
         "--max-seconds",
@@ -157,10 +135,6 @@ def options() -> argparse.ArgumentParser:
         help="do not measure; write the goals of all cases to results/gpu-goals.md",
     )
     parser.add_argument(
-        "--quick", action="store_true", help="a test run without figures"
-    )
-    parser.add_argument("--json", type=Path, help="file of the records")
-    parser.add_argument(
         "--commit", default="", help="the commit, if git does not know it"
     )
     command.add_options(parser)
@@ -174,35 +148,36 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not any(part in case.title for part in args.only for case in cases(True)):
         parser.error(f"--cases must be parts of titles of cases, but is {args.only}")
     if args.goals:
-        page = (args.out or command.folder(keep=True)) / "results" / "gpu-goals.md"
-        page.parent.mkdir(parents=True, exist_ok=True)
-        page.write_text(report.goals_page(cases(False)), encoding="utf-8")
+        path = (args.out or command.folder(keep=True)) / "results" / "gpu-goals.md"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(goals_page(), encoding="utf-8")
         return 0
-    path = _records_path(args)
+    found = _records_path(args)
     if args.records:
-        run = Run(json.loads(args.records.read_text(encoding="utf-8")), None)
+        results = json.loads(args.records.read_text(encoding="utf-8"))
     else:
-        run = measure(args, path)
-    if path is not None:
-        tables = path.with_suffix(".md")
-        tables.write_text(report.page(run.results), encoding="utf-8")
-        print(f"Records: {path}\nTables: {tables}", file=sys.stderr)
-    for line in run.failed:
-        print(f"Failed: {line}", file=sys.stderr)
-    return 1 if run.failed else 0
+        results = run(args, found)
+    if found is not None:
+        tables = found.with_suffix(".md")
+        tables.write_text(page(results), encoding="utf-8")
+        print(f"Records: {found}\nTables: {tables}", file=sys.stderr)
+    measured = [case for each in results["runs"] for case in each["cases"]]
+    failed = [case for case in measured if "error" in case]
+    for case in failed:
+        print(f"Failed: {case['title']}: {case['error']}", file=sys.stderr)
+    return 1 if failed else 0
 
 
 def _records_path(args: Any) -> Path | None:
     """Return the path of the records, or None for a dry run that keeps none."""
-    whole = args.only == [""] and not args.quick and args.device == "cuda"
-    folder = args.out or command.folder(keep=whole or bool(args.records))
-    if args.records:
-        records: Path = args.records
-        return records
-    if args.device == "cpu" and not (args.out or args.json):
+    if args.records or args.json:
+        path: Path = args.records or args.json
+        return path
+    if args.device == "cpu" and not args.out:
         return None
-    name = f"{datetime.date.today().isoformat()}-gpu.json"
-    return args.json or folder / "results" / name
+    whole = args.only == [""] and not args.quick and args.device == "cuda"
+    folder = args.out or command.folder(keep=whole)
+    return folder / "results" / f"{datetime.date.today().isoformat()}-gpu.json"
 
 
 if __name__ == "__main__":

@@ -1,57 +1,32 @@
-"""A comparison on a device: rotating inputs, three clocks, counts, and goals."""
+"""A comparison on a device: rotating inputs, three clocks and counts."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 
 from .. import peers
 from .._harness import (
+    Case,
     Contender,
     Effort,
+    Goal,
     Record,
     check,
-    compare,
     difference,
     junk_in_new_memory,
+    measure_case,
 )
-from ..loader.epochs import Counted
+from ..loader.epochs import timed
 from .target import DryRun
 
-#: The measured times and their headings.
-COLUMNS = {
-    "host": "returns",
-    "seconds": "usable",
-    "device": "device",
-    "queued": "in a row",
-}
 #: The calls in a row.
 _QUEUED = 8
-
-
-class Goal(NamedTuple):
-    """A goal for the contender of a case that is ours.
-
-    Attributes:
-        peer: must take at least ``factor`` times as long as ours without ``plus``
-            seconds; if empty, ours must take at most ``plus`` seconds.
-        factor: see ``peer``.
-        plus: see ``peer``.
-        of: the column: ``host``, ``seconds``, ``device`` or ``queued``.
-        count: an event to count instead of a time.
-        most: the limit of ``count``.
-    """
-
-    peer: str = ""
-    factor: float = 1
-    plus: float = 0
-    of: str = "seconds"
-    count: str = ""
-    most: int = 0
 
 
 class Rotation:
@@ -72,10 +47,13 @@ class Rotation:
         """The input of the next call."""
         return self._inputs[self._at]
 
-    @property
-    def num(self) -> int:
-        """The number of inputs."""
-        return len(self._inputs)
+    def of(self, function: Callable[[Any], Any] | None, part: Any = None) -> Any:
+        """Return a call of a function with the input, or with a part of it."""
+        if function is None:
+            return None
+        if part is None:
+            return lambda: function(self.now)
+        return lambda: function(self.now[part])
 
 
 class Made(NamedTuple):
@@ -85,13 +63,11 @@ class Made(NamedTuple):
         contenders: the functions; one of them is ours.
         inputs: the inputs of the functions.
         differ: as for `_harness.check`.
-        why: the reason for each missing contender, by its name.
     """
 
     contenders: list[Contender]
     inputs: Rotation
     differ: Callable[[Any, Any], str] = difference
-    why: Mapping[str, str] = {}
 
 
 @dataclass(frozen=True)
@@ -101,20 +77,21 @@ class GpuCase:
     Attributes:
         title: the title of its table.
         note: a description of the data: synthetic or real.
-        make: creates the data and the functions for a target.
+        make: creates the data and the functions for a target; a list has loaders, whose
+            epochs are timed.
         goals: the goals of our contender.
-        measure: compares and returns the record, in place of `measure`.
         in_a_row: times calls in a row in place of the time on the device: a copy on a
             stream of its own waits for no event of the current stream, or waits
             longer for it than the copy takes.
+        finish: as of `Case`.
     """
 
     title: str
     note: str
-    make: Callable[[DryRun], Any]
+    make: Callable[[DryRun], Made | list[Contender]]
     goals: Sequence[Goal] = ()
-    measure: Callable[[GpuCase, DryRun, Effort], Record] | None = None
     in_a_row: bool = False
+    finish: Callable[[Record], None] = lambda record: None
 
 
 class Clocks:
@@ -159,83 +136,59 @@ class Clocks:
 
 
 def measure(case: GpuCase, where: DryRun, effort: Effort) -> Record:
-    """Compare, count, and return the record of a case.
+    """Compare, count, and return the record of a case, or the reason of its failure.
 
-    A failing peer is left out, and the record has the reason. If ours fails, the case
-    fails.
-
-    Raises:
-        Disagreement: before anything is timed.
+    A failing peer is left out, and the record has the reason. If ours fails, or if
+    results differ, the case fails.
     """
-    if case.measure is not None:
-        record = case.measure(case, where, effort)
-    else:
+    title = f"{case.title}, a dry run" if where.dry else case.title
+    goals = () if where.dry else case.goals
+    whole = Case(title, case.note, list, goals, timed, finish=case.finish)
+    why: dict[str, str] = {}
+    try:
         made = case.make(where)
-        contenders, why = without_failures(made.contenders, where)
-        # compare checks one input; two inputs also show a result of the previous call.
-        for _ in range(min(made.inputs.num - 1, 1)):
-            check(case.title, contenders, made.differ)
+        if isinstance(made, Made):
+            contenders = [_counted(c, where, why) for c in made.contenders]
+            # The harness checks one input; two show a result of the previous call.
+            check(title, contenders, made.differ)
             made.inputs.turn()
-        record = compare(
-            case.title,
-            contenders,
-            note=case.note,
-            timer=Clocks(where, made.inputs.turn, case.in_a_row),
-            differ=made.differ,
-            **effort._asdict(),
-        )
-        for row, contender in zip(record["rows"], contenders, strict=True):
-            if contender.call is not None:
-                row["counts"] = where.counts(contender.call)
-            if not row["installed"]:
-                row["why"] = why.get(contender.name) or made.why.get(contender.name)
-                row["why"] = row["why"] or absent(contender.name)
+            timer = Clocks(where, made.inputs.turn, case.in_a_row)
+            whole = replace(whole, timer=timer, differ=made.differ)
+        else:  # epochs are long, and measure themselves
+            contenders = made
+            longer = 2 * effort.max_seconds
+            effort = effort._replace(max_seconds=longer, min_seconds=0.0)
+        whole = replace(whole, contenders=partial(list, contenders))
+        record = measure_case(whole, effort)
+    except Exception as error:  # the other cases can still be measured
+        text = f"failed: {type(error).__name__}: {error}"
+        return {"title": title, "note": case.note, "error": text}
+    for row in record["rows"]:
+        if not row["installed"]:
+            row["why"] = why.get(row["name"]) or _absent(row["name"])
     if where.dry:
-        record["title"] += ", a dry run"
         record.pop("must_hide", None)
-    record["goals"] = [] if where.dry else [goal._asdict() for goal in case.goals]
     return record
 
 
-def measure_epochs(case: GpuCase, where: DryRun, effort: Effort) -> Record:
-    """Compare the epochs of loaders, and return the record of their case.
-
-    ``case.make(where)`` must return a function that creates the contenders and their
-    epochs for a clock. Epochs measure themselves and advance this clock.
-    """
-    clock = Counted()
-    found = case.make(where)(clock)
-    options: dict[str, Any] = {**effort._asdict(), "min_seconds": 0.0}
-    options |= {"clock": clock, "watch": time.perf_counter}
-    try:
-        return compare(
-            case.title, [each for each, _ in found], note=case.note, **options
-        )
-    finally:
-        for _, epochs in found:
-            epochs.close()
+def _counted(contender: Contender, where: DryRun, why: dict[str, str]) -> Contender:
+    """Return a contender that counts its calls; a peer that fails has no call."""
+    call = contender.call
+    if call is None:
+        return contender
+    if contender.kind != "ours":
+        try:
+            with junk_in_new_memory():
+                call()
+                where.sync()
+        except Exception as error:  # the other contenders can still be timed
+            first = str(error).strip().partition("\n")[0]
+            why[contender.name] = f"fails: {type(error).__name__}: {first[:200]}"
+            return replace(contender, call=None)
+    return replace(contender, facts=lambda: {"counts": where.counts(call)})
 
 
-def without_failures(
-    contenders: Sequence[Contender], where: DryRun
-) -> tuple[list[Contender], dict[str, str]]:
-    """Return the contenders without the failing peers, and the reasons of failures."""
-    found, why = [], {}
-    for contender in contenders:
-        if contender.call is not None and contender.kind != "ours":
-            try:
-                with junk_in_new_memory():
-                    contender.call()
-                    where.sync()
-            except Exception as error:  # the other contenders can still be timed
-                first = str(error).strip().partition("\n")[0]
-                why[contender.name] = f"fails: {type(error).__name__}: {first[:200]}"
-                contender = replace(contender, call=None)
-        found.append(contender)
-    return found, why
-
-
-def absent(name: str) -> str:
+def _absent(name: str) -> str:
     """Return the reason for a missing contender."""
     for package, error in peers.ABSENT.items():
         if name.startswith(package):
@@ -258,59 +211,10 @@ def close_to(tolerance: float) -> Callable[[Any, Any], str]:
             return f": {forms[0]} and {forms[1]}"
         if a.dtype == torch.bool:
             return difference(a, b)
-        worst = 0.0
         for x, y in zip(a, b, strict=True):  # by sample: smaller float64 copies
             gap = (x.double() - y.double()).abs().max() if x.numel() else torch.zeros(1)
             if not bool(gap <= tolerance):  # also fails for NaN
-                worst = max(worst, float(gap)) if gap == gap else float("nan")
-                return f": by {worst:.3g}, where {tolerance:.3g} is allowed"
+                return f": by {float(gap):.3g}, where {tolerance:.3g} is allowed"
         return ""
 
     return differ
-
-
-def judge(case: Record) -> list[tuple[bool | None, str]]:
-    """Return for each goal of a case if it is reached, and a line of text.
-
-    None: it was not measured.
-    """
-    rows = {row["name"]: row for row in case.get("rows", ()) if row["installed"]}
-    ours = [row for row in rows.values() if row["kind"] == "ours"]
-    goals = [Goal(**each) for each in case.get("goals", ())]
-    return [_count(g, ours) if g.count else _time(g, ours, rows) for g in goals]
-
-
-def _count(goal: Goal, ours: list[Record]) -> tuple[bool | None, str]:
-    name = goal.count.replace("_", " ")
-    text = f"at most {goal.most} {name}" if goal.most else f"no {name}"
-    number = ours[0].get("counts", {}).get(goal.count) if ours else None
-    if number is None:
-        return None, f"{text}: not measured"
-    return number <= goal.most, f"{text}: {number}"
-
-
-def _time(
-    goal: Goal, ours: list[Record], rows: dict[str, Record]
-) -> tuple[bool | None, str]:
-    mine = _column(ours[0], goal.of) if ours else None
-    where = f"({COLUMNS.get(goal.of, goal.of)})"
-    if not goal.peer:
-        text = f"at most {goal.plus * 1e6:.4g} us {where}"
-        if mine is None:
-            return None, f"{text}: not measured"
-        median = mine["median"]
-        return median <= goal.plus, f"{text}: {median * 1e6:.4g} us"
-    less = f" less {goal.plus * 1e6:.4g} us" if goal.plus else ""
-    text = f"{goal.peer}: at least {goal.factor:.3g} times ours{less} {where}"
-    theirs = _column(rows[goal.peer], goal.of) if goal.peer in rows else None
-    if mine is None or theirs is None:
-        return None, f"{text}: not measured"
-    (over,) = list(theirs["over"].values())[:1] or [None]
-    spread = f" ({over['q1']:.3g} - {over['q3']:.3g})" if over else ""
-    times = theirs["median"] / mine["median"]
-    reached = theirs["median"] + goal.factor * goal.plus >= goal.factor * mine["median"]
-    return reached, f"{text}: {times:.3g}{spread}"
-
-
-def _column(row: Record, name: str) -> Record | None:
-    return row if name == "seconds" else row.get(name)

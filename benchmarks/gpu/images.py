@@ -1,20 +1,23 @@
-"""Cases of images: ragged uint8 images become one normalised, padded batch."""
+"""Cases of images: ragged images become one padded batch, normalised or not."""
 
 from __future__ import annotations
 
 import functools
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+import pyparallel
+from pyparallel import ImagePreprocessor
+
 from .. import data, peers
-from .._harness import Contender
-from . import image_ways as ways
-from .case import Goal, GpuCase, Made, Rotation, close_to
+from .._harness import Contender, Goal
+from ..peers import MEAN, STD
+from .case import GpuCase, Made, Rotation, close_to
 from .target import DryRun
 
 MMENGINE = "mmengine ImgDataPreprocessor"
@@ -27,91 +30,129 @@ MMCV = "mmcv 1.x collate + scatter"
 MMCV_STYLE = "mmcv-style: float32, pad, stack, .to"
 MMCV_PINNED = "mmcv-style, pinned"
 TIMM_HOST = "timm-style: pad uint8 in pinned memory, .to, chain"
+PAD = "F.pad of each, torch.stack"
+FILL = "new_full, copy_ of each"
+PAD_NESTED = "torch.nested to_padded_tensor, already nested"
 
+DIVISOR = 32
 _ROWS, _LAST = torch.contiguous_format, torch.channels_last
+Shapes = Sequence[data.Shape]
 
 
-def cases(quick: bool) -> list[GpuCase]:
-    """Return the cases; ``quick`` shrinks them."""
+class Form(NamedTuple):
+    """The form of results: dtype, memory layout, and whether channels are swapped."""
+
+    dtype: torch.dtype
+    layout: torch.memory_format
+    swap: bool = False
+    mask: bool = False
+
+    def __str__(self) -> str:
+        names = {_ROWS: "NCHW", _LAST: "channels_last"}
+        more = ", RGB from BGR" * self.swap + ", with mask" * self.mask
+        return f"{str(self.dtype).removeprefix('torch.')} {names[self.layout]}{more}"
+
+    def of(self, batch: Tensor) -> Tensor:
+        """Return a batch in this form."""
+        return batch.to(self.dtype, memory_format=self.layout)
+
+
+def cases(quick: bool) -> Iterator[GpuCase]:
+    """Yield the cases of normalised images; ``quick`` shrinks them."""
     scale, num = (16, 4) if quick else (1, 16)
     shapes = data.coco_shapes(num, 800 // scale, 1333 // scale)
     note = f"synthetic: {num} images, sizes drawn from COCO's, uint8"
-    forms = [ways.Form(torch.float32, _ROWS), ways.Form(torch.bfloat16, _ROWS)]
-    forms += [ways.Form(torch.float32, _LAST), ways.Form(torch.bfloat16, _LAST)]
-    forms.append(ways.Form(torch.float32, _ROWS, swap=True, mask=True))
-    found = []
-    for form in forms:
+    plain = Form(torch.float32, _ROWS)
+    for form in (
+        plain,
+        Form(torch.bfloat16, _ROWS),
+        Form(torch.float32, _LAST),
+        Form(torch.bfloat16, _LAST),
+        Form(torch.float32, _ROWS, swap=True, mask=True),
+    ):
         share = 0.85 if form.dtype is torch.float32 else 0.80
         goals = [Goal(COPY, share, of="device"), Goal(COMPILED, 1, of="device")]
         if not form.mask:
             goals.append(Goal(TIMM, 3.5, of="device"))
         for peer in (MMENGINE, STYLE):
             goals += [Goal(peer, 5, of="device"), Goal(peer, 20, of="host")]
-        if form == forms[0]:
+        if form == plain:
             goals.append(Goal(NESTED, 2.5, of="device"))
         goals.append(Goal(count="launches", most=2 if form.mask else 1))
-        found.append(
-            GpuCase(
-                f"images, {form}",
-                f"{note}, on the device already",
-                partial(_kernel, shapes, form),
-                goals,
+        on_device = f"{note}, on the device already"
+        make = partial(_on_device, shapes, form)
+        yield GpuCase(f"images, {form}", on_device, make, goals)
+        if form == plain:
+            goals = [Goal(peer, 4) for peer in (MMCV, MMCV_STYLE, MMCV_PINNED)]
+            yield GpuCase(
+                "images from the host, float32 NCHW",
+                f"{note}, from pageable memory of the host; mmcv-style: float32, "
+                "normalised",
+                partial(_from_host, shapes, form),
+                [*goals, Goal(TIMM_HOST, 1.5)],
             )
-        )
-    goals = [Goal(peer, 4) for peer in (MMCV, MMCV_STYLE, MMCV_PINNED)]
-    goals.append(Goal(TIMM_HOST, 1.5))
-    end = f"{note}, from pageable memory of the host; mmcv-style: float32, normalised"
-    make = partial(_end_to_end, shapes, forms[0])
-    whole = GpuCase("images from the host, float32 NCHW", end, make, goals)
-    return [found[0], whole, *found[1:]]
 
 
-class Batch(NamedTuple):
-    """One batch of images in all forms that the contenders take."""
+def padding_cases(quick: bool) -> Iterator[GpuCase]:
+    """Yield the cases of padding alone; ``quick`` shrinks them."""
+    num, scale = (4, 16) if quick else (16, 1)
+    height, wide, narrow = 800 // scale, 1333 // scale, 667 // scale
+    odd = [(3, height, narrow if i % 2 else wide) for i in range(num)]
+    coco = data.coco_shapes(num, height, wide)
+    for title, shapes in (("widths 1333 and 667", odd), ("COCO's sizes", coco)):
+        for dtype, share in ((torch.uint8, 0.65), (torch.float32, 0.85)):
+            goals = [Goal(COPY, share, of="device"), Goal(PAD, 2, of="device")]
+            if dtype is torch.float32:
+                goals.append(Goal(PAD_NESTED, 2.5, of="device"))
+            name = str(dtype).removeprefix("torch.")
+            yield GpuCase(
+                f"padding alone, {name}, {title}",
+                f"synthetic: {num} images on the device, padded to the largest",
+                partial(_padded, shapes, dtype),
+                [*goals, Goal(count="launches", most=1)],
+            )
 
-    images: list[Tensor]
-    floats: list[Tensor]
-    padded: Tensor | None = None
-    nested: Any = None
 
-
-def _batches(shapes: Sequence[data.Shape]) -> list[Batch]:
-    """Return three batches; with their results, they are larger than a cache."""
-    found = []
-    for i in range(3):
-        images = drawn(tuple(shapes), i)
-        found.append(Batch(images, list(map(ways.normalised, images))))
-    return found
-
-
+# --------------------------------------------------------------------------------- data
 @functools.lru_cache(maxsize=3)
-def drawn(shapes: tuple[data.Shape, ...], seed: int) -> list[Tensor]:
+def _drawn(shapes: tuple[data.Shape, ...], seed: int) -> list[Tensor]:
     """Return random images of these shapes, uint8, on the host."""
     generator = torch.Generator().manual_seed(seed)
     return [data.random_tensor(s, torch.uint8, generator) for s in shapes]
 
 
-def _on_device(shapes: Sequence[data.Shape], where: DryRun) -> list[Batch]:
-    """Return the batches on the device, padded and nested as well."""
+def _batches(shapes: Shapes, where: DryRun | None = None) -> list[dict[str, Any]]:
+    """Return three batches in all forms that the contenders take.
+
+    With their results, they are larger than a cache.
+    """
     found = []
-    for batch in _batches(shapes):
-        images, floats = ([x.to(where.device) for x in part] for part in batch[:2])
-        with warnings.catch_warnings():  # that the API is a prototype
-            warnings.simplefilter("ignore")
-            nested = torch.nested.nested_tensor(floats)
-        padded = peers.pad_then_stack(images, _target(shapes), 0)
-        found.append(Batch(images, floats, padded, nested))
+    for i in range(3):
+        images = _drawn(tuple(shapes), i)
+        mean, std = peers.numbers("cpu")
+        batch: dict[str, Any] = {"images": images}
+        batch["floats"] = [(image.float() - mean) / std for image in images]
+        if where is not None:
+            batch = {k: [x.to(where.device) for x in v] for k, v in batch.items()}
+            batch["nested"] = _nested(batch["floats"])
+            batch["padded"] = peers.pad_then_stack(batch["images"], _target(shapes), 0)
+        found.append(batch)
     return found
 
 
-def _target(shapes: Sequence[data.Shape]) -> tuple[int, int, int]:
-    height, width = (
-        -(-max(s[d] for s in shapes) // ways.DIVISOR) * ways.DIVISOR for d in (1, 2)
-    )
+def _nested(images: list[Tensor]) -> Any:
+    with warnings.catch_warnings():  # that the API is a prototype
+        warnings.simplefilter("ignore")
+        return torch.nested.nested_tensor(images)
+
+
+def _target(shapes: Shapes) -> tuple[int, int, int]:
+    sides = (max(shape[d] for shape in shapes) for d in (1, 2))
+    height, width = (-(-side // DIVISOR) * DIVISOR for side in sides)
     return 3, height, width
 
 
-def _valid(shapes: Sequence[data.Shape], where: DryRun) -> Tensor:
+def _valid(shapes: Shapes, where: DryRun) -> Tensor:
     """Return a mask of the images in their batch, ``(n, H, W)``."""
     _, height, width = _target(shapes)
     valid = torch.zeros(len(shapes), height, width, dtype=torch.bool)
@@ -120,19 +161,67 @@ def _valid(shapes: Sequence[data.Shape], where: DryRun) -> Tensor:
     return valid.to(where.device)
 
 
-def _tolerance(dtype: torch.dtype) -> float:
-    """Return the difference that one more rounding causes in values up to 3."""
-    return 1e-5 if dtype is torch.float32 else 2.0**-6
+def _closeness(form: Form) -> Callable[[Any, Any], str]:
+    """Allow the difference that one more rounding causes in values up to 3."""
+    return close_to(1e-5 if form.dtype is torch.float32 else 2.0**-6)
 
 
-def _kernel(shapes: Sequence[data.Shape], form: ways.Form, where: DryRun) -> Made:
+def _copy(nbytes: int, where: DryRun) -> Contender:
+    """Return a copy on the device that reads and writes these bytes in total."""
+    source = torch.randint(256, (nbytes // 2,), dtype=torch.uint8, device=where.device)
+    copy = torch.empty_like(source)
+    return Contender(COPY, lambda: copy.copy_(source), "limit")
+
+
+# --------------------------------------------------------------------------------- ways
+def _ours(
+    form: Form, device: torch.device | None, exact: bool = True
+) -> ImagePreprocessor:
+    """Return our preprocessor, which first sends images to a device, if any."""
+    return ImagePreprocessor(
+        MEAN,
+        STD,
+        size_divisor=DIVISOR,
+        dtype=form.dtype,
+        memory_format=form.layout,
+        return_mask=form.mask,
+        swap_channels=form.swap,
+        exact=exact,
+        device=device,
+    )
+
+
+def _mmengine(form: Form, where: DryRun) -> Callable[[Any], Tensor] | None:
+    made = peers.mmengine_preprocessor(DIVISOR, form.swap, where.device)
+    return made and (lambda images: form.of(made(images)))
+
+
+def _timm(form: Form, padded: Tensor) -> Tensor:
+    """Normalise a padded batch as timm's loader does, in as few passes as possible."""
+    mean, std = peers.numbers(padded.device)
+    batch = padded.to(torch.float32, memory_format=form.layout, copy=True)
+    return batch.sub_(mean).div_(std).to(form.dtype)
+
+
+def _compiled(form: Form, where: DryRun) -> Callable[[Tensor], Tensor] | None:
+    """Return a chain for padded batches that torch.compile fuses into one kernel."""
+    if where.dry:  # compilation takes seconds
+        return None
+    mean, std = peers.numbers(where.device)
+
+    def chain(padded: Tensor) -> Tensor:
+        padded = padded.flip(1) if form.swap else padded
+        batch = ((padded.float() - mean) / std).to(form.dtype)
+        return batch.contiguous(memory_format=form.layout)
+
+    made: Callable[[Tensor], Tensor] = torch.compile(chain, dynamic=False)
+    return made
+
+
+def _on_device(shapes: Shapes, form: Form, where: DryRun) -> Made:
     """Compare ways to normalise and pad images that are on the device."""
-    batches, target = Rotation(_on_device(shapes, where)), _target(shapes)
-    valid, numbers = _valid(shapes, where), ways.numbers(where.device)
-    make, fast = ways.ours(form, None), ways.ours(form, None, exact=False)
-    engine, chain = ways.mmengine(form, where), None
-    if not where.dry:  # compilation takes seconds
-        chain = ways.compiled(form, numbers)
+    batches, target = Rotation(_batches(shapes, where)), _target(shapes)
+    valid = _valid(shapes, where)
 
     def with_mask(result: Any) -> Any:
         """Return the batch with zeros as padding, and the mask if the form has one."""
@@ -142,59 +231,55 @@ def _kernel(shapes: Sequence[data.Shape], form: ways.Form, where: DryRun) -> Mad
         batch = batch.masked_fill(~valid[:, None], 0)
         return (batch, mask) if form.mask else batch
 
-    def of(function: Callable[[Any], Any] | None, kind: str = "images") -> Any:
-        return function and (lambda: function(getattr(batches.now, kind)))
+    def chain(images: list[Tensor]) -> Tensor:
+        return form.of(peers.normalise_each(images, target, form.swap))
 
-    own = partial(ways.style, form=form, target=target, numbers=numbers)
-    contenders = [
-        Contender("ours", of(make), "ours", with_mask),
-        Contender("ours, exact=False", of(fast), "ours", with_mask),
-        Contender(MMENGINE, of(engine), view=with_mask),
-        Contender(STYLE, of(own), view=with_mask),
-        Contender(COMPILED, of(chain, "padded"), view=with_mask),
+    ways: list[tuple[str, Any, str]] = [
+        ("ours", _ours(form, None), "images"),
+        ("ours, exact=False", _ours(form, None, exact=False), "images"),
+        (MMENGINE, _mmengine(form, where), "images"),
+        (STYLE, chain, "images"),
+        (COMPILED, _compiled(form, where), "padded"),
     ]
     if not form.swap:
-        timm = partial(ways.timm, form=form, numbers=numbers)
-        contenders.append(Contender(TIMM, of(timm, "padded"), view=with_mask))
-    if form.dtype is torch.float32 and form.layout is _ROWS and not form.swap:
-        contenders.append(Contender(NESTED, of(partial(_of_nested, target), "nested")))
-    moved = sum(image.nbytes for image in batches.now.images)
+        ways.append((TIMM, partial(_timm, form), "padded"))
+    if form == Form(torch.float32, _ROWS):
+        full = (len(shapes), *target)
+        pad = torch.nested.to_padded_tensor
+        ways.append((NESTED, lambda nested: pad(nested, 0.0, full), "nested"))
+    contenders = [
+        Contender(
+            name,
+            batches.of(way, part),
+            "ours" if name.startswith("ours") else "peer",
+            with_mask,
+        )
+        for name, way, part in ways
+    ]
+    moved = sum(image.nbytes for image in batches.now["images"])
     moved += len(shapes) * valid[0].numel() * (3 * form.dtype.itemsize + form.mask)
-    source = torch.randint(256, (moved // 2,), dtype=torch.uint8, device=where.device)
-    copy = torch.empty_like(source)
-    contenders.append(Contender(COPY, lambda: copy.copy_(source), "limit"))
-    why = {} if engine else {MMENGINE: ways.mmengine_class()[1]}
-    return Made(contenders, batches, close_to(_tolerance(form.dtype)), why)
+    return Made([*contenders, _copy(moved, where)], batches, _closeness(form))
 
 
-def _of_nested(target: Sequence[int], nested: Any) -> Tensor:
-    batch = torch.nested.to_padded_tensor(nested, 0.0, (nested.size(0), *target))
-    return batch
-
-
-def _end_to_end(shapes: Sequence[data.Shape], form: ways.Form, where: DryRun) -> Made:
+def _from_host(shapes: Shapes, form: Form, where: DryRun) -> Made:
     """Compare ways to turn images on the host into a batch on the device."""
     batches, target = Rotation(_batches(shapes)), _target(shapes)
-    valid, numbers = _valid(shapes, where), ways.numbers(where.device)
-    make = ways.ours(form, None if where.dry else where.device)
-    engine = ways.mmengine(form, where)
-    full = (len(shapes), *target)
+    valid, full = _valid(shapes, where), (len(shapes), *target)
     pinned = where.pin(torch.zeros(full, dtype=torch.uint8))
     floats = where.pin(torch.zeros(full))
+    if not where.dry:
+        peers.give_mmcv_its_streams()
 
     def masked(batch: Tensor) -> Tensor:
         return batch.masked_fill(~valid[:, None], 0)
 
-    if not where.dry:
-        peers.give_mmcv_its_streams()
-
-    def mmcv() -> Tensor:
-        boxed = [peers.MmcvContainer(x, stack=True) for x in batches.now.floats]
+    def mmcv(images: list[Tensor]) -> Tensor:
+        boxed = [peers.MmcvContainer(x, stack=True) for x in images]
         batch = peers.mmcv_collate(boxed, len(boxed))
         return peers.mmcv_scatter({"img": batch}, [where.index])[0]["img"]
 
-    def mmcv_style() -> Tensor:
-        batch = peers.pad_then_stack(batches.now.floats, target, 0)
+    def mmcv_style(images: list[Tensor]) -> Tensor:
+        batch = peers.pad_then_stack(images, target, 0)
         return batch.to(where.device, non_blocking=True)
 
     def fill(out: Tensor, samples: Sequence[Tensor]) -> Tensor:
@@ -204,22 +289,48 @@ def _end_to_end(shapes: Sequence[data.Shape], form: ways.Form, where: DryRun) ->
             slot[tuple(map(slice, sample.shape))].copy_(sample)
         return out.to(where.device, non_blocking=True, copy=True)
 
-    def timm() -> Tensor:
-        return ways.timm(fill(pinned, batches.now.images), form, numbers)
+    def timm(images: list[Tensor]) -> Tensor:
+        return _timm(form, fill(pinned, images))
 
-    mine = make and (lambda: make(batches.now.images))
-    theirs = engine and (lambda: engine(batches.now.images))
+    def peer(name: str, way: Any, part: str) -> Contender:
+        return Contender(name, batches.of(way, part), view=masked)
+
+    ours = _ours(form, None if where.dry else where.device)
+    collated = peer(MMCV, mmcv if peers.mmcv_collate else None, "floats")
     contenders = [
-        Contender("ours", mine, "ours", masked),
-        Contender(
-            MMCV,
-            mmcv if peers.mmcv_collate else None,
-            view=lambda batch: masked(peers.pad(batch, full, 0)),
-        ),
-        Contender(MMCV_STYLE, mmcv_style, view=masked),
-        Contender(MMCV_PINNED, lambda: fill(floats, batches.now.floats), view=masked),
-        Contender(TIMM_HOST, timm, view=masked),
-        Contender(MMENGINE, theirs, view=masked),
+        Contender("ours", batches.of(ours, "images"), "ours", masked),
+        Contender(MMCV, collated.call, view=lambda x: masked(peers.pad(x, full, 0))),
+        peer(MMCV_STYLE, mmcv_style, "floats"),
+        peer(MMCV_PINNED, partial(fill, floats), "floats"),
+        peer(TIMM_HOST, timm, "images"),
+        peer(MMENGINE, _mmengine(form, where), "images"),
     ]
-    why = {} if engine else {MMENGINE: ways.mmengine_class()[1]}
-    return Made(contenders, batches, close_to(_tolerance(form.dtype)), why)
+    return Made(contenders, batches, _closeness(form))
+
+
+def _padded(shapes: Shapes, dtype: torch.dtype, where: DryRun) -> Made:
+    """Compare ways to pad and stack images that are on the device."""
+    turns = []
+    for i in range(3):  # with their results, they are larger than a cache
+        images = [x.to(where.device).to(dtype) for x in _drawn(tuple(shapes), i)]
+        nested = _nested(images) if dtype.is_floating_point else None
+        turns.append({"images": images, "nested": nested})
+    batches = Rotation(turns)
+    target = [max(sizes) for sizes in zip(*shapes, strict=True)]
+    full = (len(shapes), *target)
+    ways: list[tuple[str, Any]] = [
+        ("ours", pyparallel.pad_stack),
+        (PAD, lambda images: peers.pad_then_stack(images, target, 0)),
+        (FILL, lambda images: peers.full_then_copy(images, target, 0)),
+    ]
+    contenders = [
+        Contender(name, batches.of(way, "images"), "ours" if name == "ours" else "peer")
+        for name, way in ways
+    ]
+    if dtype.is_floating_point:
+        pad = torch.nested.to_padded_tensor
+        of_nested = batches.of(lambda nested: pad(nested, 0.0, full), "nested")
+        contenders.append(Contender(PAD_NESTED, of_nested))
+    elements = sum(image.numel() for image in batches.now["images"])
+    moved = (elements + torch.Size(full).numel()) * dtype.itemsize
+    return Made([*contenders, _copy(moved, where)], batches)

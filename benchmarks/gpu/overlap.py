@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -12,20 +12,20 @@ import torch.utils.data
 
 from pyparallel import DataLoader, PreDataLoader
 
-from .._harness import Effort, Record
-from ..loader.epochs import Counted, Epochs, peer
+from .._harness import Contender, Goal
+from ..loader.epochs import Make, Run, Ways
 from ..loader.overlap import (
     COMPUTE,
     DATA,
     FETCH,
-    HIDDEN,
     Inflated,
     add_hidden,
     fetch_alone,
     step_alone,
     with_step,
 )
-from .case import Goal, GpuCase, measure_epochs
+from .case import GpuCase
+from .rings import Sent
 from .target import DryRun
 
 _BATCH = 4
@@ -52,7 +52,7 @@ def cases(quick: bool) -> list[GpuCase]:
                 Goal(f"{_TORCHS}, no workers", 1.2),
                 Goal(f"{_TORCHS}, 4 workers", 1 / 1.01),
             ],
-            measure=_measure_hidden,
+            finish=add_hidden,
         ),
         GpuCase(
             "data that take longer than the step",
@@ -60,42 +60,14 @@ def cases(quick: bool) -> list[GpuCase]:
             # The last of the 24 steps of an epoch has no data to hide.
             partial(_contenders, 3 if quick else 24, nbytes, _LONG_DATA),
             [Goal(FETCH, 1 / 1.05), Goal(f"{_TORCHS}, no workers", 1.3)],
-            measure=_measure,
         ),
         GpuCase(
             "the slowest calls of next()",
             note.format(DATA) + "; times are the 99th percentile of an epoch's calls",
             partial(_contenders, 3 if quick else 100, nbytes, DATA, slowest=True),
             [Goal(f"{_TORCHS}, 4 workers")],
-            measure=_measure,
         ),
     ]
-
-
-class Sent:
-    """A loader whose batches are sent by ``.to(non_blocking)``."""
-
-    def __init__(self, loader: Any, where: DryRun) -> None:
-        self._loader, self._device = loader, where.device
-
-    def __len__(self) -> int:
-        return len(self._loader)
-
-    def __iter__(self) -> Iterator[Any]:
-        for batch in self._loader:
-            yield batch.to(self._device, non_blocking=True)
-
-
-def _measure(case: GpuCase, where: DryRun, effort: Effort) -> Record:
-    """Compare for twice the time, because epochs are long."""
-    longer = effort._replace(max_seconds=2 * effort.max_seconds)
-    return measure_epochs(case, where, longer)
-
-
-def _measure_hidden(case: GpuCase, where: DryRun, effort: Effort) -> Record:
-    record = _measure(case, where, effort)
-    add_hidden(record)
-    return {**record, "must_hide": HIDDEN}
 
 
 def _slowest(step: Callable[[Any], None], loader: Any) -> float:
@@ -112,7 +84,7 @@ def _slowest(step: Callable[[Any], None], loader: Any) -> float:
 
 def _contenders(
     num: int, nbytes: int, data: float, where: DryRun, slowest: bool = False
-) -> Callable[[Counted], list[Any]]:
+) -> list[Contender]:
     """Compare loaders before a step; ``data`` is the time for data in steps."""
     items = Inflated(num * _BATCH, nbytes)
     workers = 1 if where.dry else 4
@@ -124,41 +96,35 @@ def _contenders(
         pin = pin and not where.dry
         return kind(items, _BATCH, num_workers=workers, pin_memory=pin, **more)
 
+    def sent(kind: Any, workers: int, pin: bool) -> Make:
+        def send(batch: Any) -> Any:
+            return batch.to(where.device, non_blocking=True)
+
+        return lambda: Sent(loader(kind, workers, pin), send)
+
     torchs: Any = torch.utils.data.DataLoader
-    plain = partial(loader, torchs, 0, False)
+    plain = sent(torchs, 0, False)
     ahead = partial(PreDataLoader, device=None if where.dry else where.index)
+    seconds = min(fetch_alone(plain()) for _ in range(3))
+    seconds *= num / (num - 1) / data  # fetch_alone leaves one batch out
 
-    def make(clock: Counted) -> list[Any]:
-        seconds = min(fetch_alone(Sent(plain(), where)) for _ in range(3))
-        seconds *= num / (num - 1) / data  # fetch_alone leaves one batch out
+    def step(batch: Any = None) -> None:
+        where.sleep(seconds)
+        where.sync()
 
-        def step(batch: Any = None) -> None:
-            where.sleep(seconds)
-            where.sync()
+    def way(name: str, make: Make, run: Run, kind: str = "peer") -> Contender:
+        return Ways(run, costs=False).peer(name, make, kind)
 
-        run = partial(_slowest if slowest else with_step, step)
-        many = f"{workers} worker{'s' * (workers > 1)}"
-        in_ours = partial(loader, DataLoader, workers, False)
-        in_main = partial(loader, torchs, 0, True)
-        pinned = partial(loader, torchs, workers, True)
-        alone = partial(step_alone, step)
-        ways = {
-            "ours": (lambda: ahead(plain()), run, "ours"),
-            f"ours around our DataLoader, {many}": (
-                lambda: ahead(in_ours()),
-                run,
-                "ours",
-            ),
-            f"{_TORCHS}, no workers": (lambda: Sent(in_main(), where), run, "peer"),
-            f"{_TORCHS}, {many}": (lambda: Sent(pinned(), where), run, "peer"),
-            COMPUTE: (lambda: Sent(plain(), where), alone, "limit"),
-            FETCH: (lambda: Sent(plain(), where), fetch_alone, "limit"),
-        }
-        if slowest:
-            del ways[COMPUTE], ways[FETCH]
-        return [
-            peer(name, Epochs(make, run, clock), kind)
-            for name, (make, run, kind) in ways.items()
-        ]
-
-    return make
+    run = partial(_slowest if slowest else with_step, step)
+    many = f"{workers} worker{'s' * (workers > 1)}"
+    in_ours = f"ours around our DataLoader, {many}"
+    found = [
+        way("ours", lambda: ahead(loader(torchs, 0, False)), run, "ours"),
+        way(in_ours, lambda: ahead(loader(DataLoader, workers, False)), run, "ours"),
+        way(f"{_TORCHS}, no workers", sent(torchs, 0, True), run),
+        way(f"{_TORCHS}, {many}", sent(torchs, workers, True), run),
+    ]
+    if not slowest:
+        found.append(way(COMPUTE, plain, partial(step_alone, step), "limit"))
+        found.append(way(FETCH, plain, fetch_alone, "limit"))
+    return found

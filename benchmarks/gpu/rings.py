@@ -13,17 +13,15 @@ from torch import Tensor
 
 from pyparallel import DataLoader, scatter
 
-from .._harness import Contender
-from ..loader.epochs import Counted, Epochs, Items, peer, per_batch
-from .case import Goal, GpuCase, Made, Rotation, measure_epochs
-from .target import DryRun, on_node
+from .._harness import Contender, Goal
+from ..loader.epochs import Items, Ways, per_batch
+from .case import GpuCase, Made, Rotation
+from .target import DryRun
 from .transfers import MIB, RAW, TORCH_PINNED
 
 _BATCH = 16
 _THREAD = "torch's DataLoader, pin_memory=True + .to(non_blocking)"
 _PAGEABLE = "torch's DataLoader, pin_memory=False + .to"
-_BUSY, _IDLE, _BESIDE = "beside a kernel", "on an idle device", 0.02
-_NEAR, _FAR = f"{RAW} from the GPU's node", f"{RAW} from another node"
 
 
 def cases(quick: bool) -> list[GpuCase]:
@@ -36,7 +34,6 @@ def cases(quick: bool) -> list[GpuCase]:
             f"{samples}; 4 MB each; 4 workers; times are of a batch, in an epoch of 12",
             partial(_epochs, 4 * unit, 3 if quick else 12),
             [Goal(_THREAD, 2)],
-            measure=measure_epochs,
         )
     ]
     for size in (64, 1, 16, 256):
@@ -54,24 +51,6 @@ def cases(quick: bool) -> list[GpuCase]:
             in_a_row=True,
         )
         found.append(case)
-    found.append(
-        GpuCase(
-            "the registration of a slab",
-            "synthetic: 64 MB, registered on an idle device and beside a kernel of "
-            f"{_BESIDE * 1e3:g} ms",
-            partial(_registered, 64 * unit, 4),
-            [Goal(_IDLE, 0.5, of="host")],
-        )
-    )
-    found.append(
-        GpuCase(
-            "NUMA nodes",
-            f"{samples}; 4 MB each; {RAW} reads memory that torch pinned on each node",
-            partial(_nodes, 4 * unit),
-            [Goal(name, 0.95, of="queued") for name in (_NEAR, _FAR)],
-            in_a_row=True,
-        )
-    )
     return found
 
 
@@ -119,60 +98,29 @@ def _slabs(nbytes: int, num: int, where: DryRun) -> Made:
     turns = Rotation([(slab, where.pin(slab)) for slab in slabs])
     target = torch.empty_like(slabs[0], device=where.device)
 
-    def to() -> Tensor:
-        return turns.now[1].to(where.device, non_blocking=True, copy=True)
+    def to(pinned: Tensor) -> Tensor:
+        return pinned.to(where.device, non_blocking=True, copy=True)
 
+    def raw(pinned: Tensor) -> None:
+        where.raw_copy(target, pinned)
+
+    ours = turns.of(lambda slab: scatter(slab, [where.index])[0], 0)
     contenders = [
-        Contender("ours", lambda: scatter(turns.now[0], [where.index])[0], "ours"),
-        Contender(TORCH_PINNED, to),
-        Contender(RAW, lambda: where.raw_copy(target, turns.now[1]), "limit"),
+        Contender("ours", ours, "ours"),
+        Contender(TORCH_PINNED, turns.of(to, 1)),
+        Contender(RAW, turns.of(raw, 1), "limit"),
     ]
     return Made(contenders, turns)
 
 
-def _registered(nbytes: int, num: int, where: DryRun) -> Made:
-    """Compare the times until memory is registered."""
-    blocks = Rotation([torch.ones(nbytes, dtype=torch.uint8) for _ in range(num)])
-
-    def idle() -> Any:
-        return where.register(blocks.now)
-
-    def beside() -> Any:
-        where.sleep(0 if where.dry else _BESIDE)
-        return where.register(blocks.now)
-
-    contenders = [Contender(_BUSY, beside, "ours"), Contender(_IDLE, idle, "limit")]
-    return Made(contenders, blocks)
-
-
-def _nodes(nbytes: int, where: DryRun) -> Made:
-    """Compare a slab of the ring with pinned memory of each NUMA node."""
-    made = _slabs(nbytes, 4, where)
-    ours, limit = made.contenders[0], made.contenders[-1]
-    source = made.inputs.now[1]
-    target = torch.empty_like(source, device=where.device)
-    near, others = where.numa()
-    found, why = [ours, limit], {}
-    for name, node in ((_NEAR, near), (_FAR, next(iter(others), None))):
-        if node is None:
-            found.append(Contender(name, None, "limit"))
-            why[name] = "the machine shows no such node"
-            continue
-        with on_node(node):
-            there = where.pin(source)
-
-        def raw(there: Tensor = there) -> None:
-            where.raw_copy(target, there)
-
-        found.append(Contender(name, raw, "limit"))
-    return Made(found, made.inputs, why=why)
-
-
-def _epochs(nbytes: int, num: int, where: DryRun) -> Callable[[Counted], list[Any]]:
+def _epochs(nbytes: int, num: int, where: DryRun) -> list[Contender]:
     """Compare loaders with workers, up to the last batch's arrival on the device."""
     torchs: Any = torch.utils.data.DataLoader
     make = partial(_loader, nbytes=nbytes, num=num, workers=1 if where.dry else 4)
-    run = partial(_until_done, where, per_batch(lambda batch: None))
+    ways, pin = (
+        Ways(partial(_until_done, where, per_batch()), costs=False),
+        not where.dry,
+    )
 
     def ours(batch: Tensor) -> Tensor:
         return scatter(batch, [where.index])[0]
@@ -180,23 +128,15 @@ def _epochs(nbytes: int, num: int, where: DryRun) -> Callable[[Counted], list[An
     def to(batch: Tensor) -> Tensor:
         return batch.to(where.device, non_blocking=True)
 
-    def contenders(clock: Counted) -> list[Any]:
-        pin = not where.dry
+    def sent(kind: Any, pin_memory: bool, send: Any) -> Any:
+        return lambda: Sent(make(kind, pin_memory=pin_memory), send)
 
-        def epochs(kind: Any, pin_memory: bool, send: Any) -> Epochs:
-            def sent() -> Sent:
-                return Sent(make(kind, pin_memory=pin_memory), send)
-
-            return Epochs(sent, run, clock)
-
-        return [
-            peer("ours, pin_memory=True", epochs(DataLoader, pin, ours), "ours"),
-            peer("ours, pin_memory=False", epochs(DataLoader, False, ours), "ours"),
-            peer(_THREAD, epochs(torchs, pin, to)),
-            peer(_PAGEABLE, epochs(torchs, False, to)),
-        ]
-
-    return contenders
+    return [
+        ways.peer("ours, pin_memory=True", sent(DataLoader, pin, ours), "ours"),
+        ways.peer("ours, pin_memory=False", sent(DataLoader, False, ours), "ours"),
+        ways.peer(_THREAD, sent(torchs, pin, to)),
+        ways.peer(_PAGEABLE, sent(torchs, False, to)),
+    ]
 
 
 def _until_done(where: DryRun, run: Callable[[Any], float], loader: Any) -> float:

@@ -11,8 +11,8 @@ from torch import Tensor
 
 import pyparallel
 
-from .._harness import Contender
-from .case import Goal, GpuCase, Made, Rotation
+from .._harness import Contender, Goal
+from .case import GpuCase, Made, Rotation
 from .target import DryRun
 from .transfers import MIB, each
 
@@ -49,6 +49,10 @@ def cases(quick: bool) -> list[GpuCase]:
     ]
 
 
+def _cpu(tree: Any) -> Any:
+    return each(Tensor.cpu, tree)
+
+
 def _queued(where: DryRun, tree: Any) -> Any:
     got = each(lambda leaf: leaf.to("cpu", non_blocking=True), tree)
     where.sync()
@@ -60,23 +64,23 @@ def _beside_step(nbytes: int, num: int, where: DryRun) -> Made:
     one = torch.rand(nbytes // 4, device=where.device)
     batches = Rotation([[one + i + j for j in range(4)] for i in range(num)])
 
-    def started() -> Any:
-        handle = pyparallel.start_to_host(batches.now)
+    def started(tree: Any) -> Any:
+        handle = pyparallel.start_to_host(tree)
         where.sleep(_STEP_SECONDS)
         return handle.get()
 
     def before_step(read: Callable[[Any], Any]) -> Callable[[], Any]:
-        def call() -> Any:
-            got = read(batches.now)
+        def call(tree: Any) -> Any:
+            got = read(tree)
             where.sleep(_STEP_SECONDS)
             return got
 
-        return call
+        return batches.of(call)
 
     contenders = [
-        Contender(STARTED, started, "ours"),
+        Contender(STARTED, batches.of(started), "ours"),
         Contender(BLOCKING, before_step(pyparallel.to_host), "ours"),
-        Contender(CPU, before_step(partial(each, Tensor.cpu))),
+        Contender(CPU, before_step(_cpu)),
         Contender(QUEUED, before_step(partial(_queued, where))),
     ]
     return Made(contenders, batches)
@@ -86,30 +90,23 @@ def _small(num: int, where: DryRun) -> Made:
     """Compare ways to copy many small tensors to the host."""
     generator = torch.Generator().manual_seed(0)
     sizes = [1 + 7 * i % 64 for i in range(64)]
-    turns = [
-        {
-            "losses": [torch.rand(n, generator=generator) for n in sizes[:32]],
-            "boxes": [torch.rand(n, generator=generator) for n in sizes[32:]],
-        }
-        for _ in range(num)
-    ]
-    batches = Rotation([each(lambda leaf: leaf.to(where.device), b) for b in turns])
+    turns = []
+    for _ in range(num):
+        leaves = [torch.rand(n, generator=generator).to(where.device) for n in sizes]
+        turns.append({"losses": leaves[:32], "boxes": leaves[32:]})
+    batches = Rotation(turns)
 
-    def joined() -> Any:
-        leaves = [leaf for group in batches.now.values() for leaf in group]
+    def joined(tree: Any) -> Any:
+        leaves = [leaf for group in tree.values() for leaf in group]
         parts = iter(torch.cat(leaves).cpu().split([len(leaf) for leaf in leaves]))
-        return {key: [next(parts) for _ in group] for key, group in batches.now.items()}
+        return {key: [next(parts) for _ in group] for key, group in tree.items()}
 
+    started, done = batches.of(pyparallel.start_to_host), pyparallel.HostCopy.get
     contenders = [
-        Contender("ours", lambda: pyparallel.to_host(batches.now), "ours"),
-        Contender(
-            STARTED,
-            lambda: pyparallel.start_to_host(batches.now),
-            "ours",
-            view=pyparallel.HostCopy.get,
-        ),
-        Contender(CPU, lambda: each(Tensor.cpu, batches.now)),
-        Contender(QUEUED, lambda: _queued(where, batches.now)),
-        Contender("by hand: cat, .cpu(), split", joined),
+        Contender("ours", batches.of(pyparallel.to_host), "ours"),
+        Contender(STARTED, started, "ours", view=done),
+        Contender(CPU, batches.of(_cpu)),
+        Contender(QUEUED, batches.of(partial(_queued, where))),
+        Contender("by hand: cat, .cpu(), split", batches.of(joined)),
     ]
     return Made(contenders, batches)

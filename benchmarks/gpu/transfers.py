@@ -13,9 +13,9 @@ from torch.nn.parallel import scatter as torch_scatter
 from pyparallel import scatter
 
 from .. import data, peers
-from .._harness import Contender
+from .._harness import Contender, Goal
 from ..cases_leaves import NUM_LEAVES
-from .case import Goal, GpuCase, Made, Rotation
+from .case import GpuCase, Made, Rotation
 from .target import DryRun
 
 MIB = 1 << 20
@@ -91,66 +91,52 @@ def each(function: Callable[[Tensor], Any], tree: Any) -> Any:
 
 def _small(num: int, where: DryRun) -> Made:
     """Compare ways to send many small tensors."""
-    first = data.nested_batch(NUM_LEAVES)
-    turns = [each(lambda leaf, i=i: leaf + i, first) for i in range(num)]  # type: ignore[misc]  # mypy sees two parameters
-    batches, mapped = Rotation(turns), {}
-    device = where.device
-    if peers.TensorDict is not None:
-        # Created beforehand and not timed: its users already have a TensorDict.
-        for batch in turns:
+    first, device = data.nested_batch(NUM_LEAVES), where.device
+    turns = []
+    for i in range(num):
+        batch = each(lambda leaf, i=i: leaf + i, first)
+        turns.append((batch, None))
+        if peers.TensorDict is not None:
+            # Created beforehand and not timed: its users already have a TensorDict.
             wrapped = peers.TensorDict(peers.in_mappings(batch), batch_size=[])
-            mapped[id(batch)] = wrapped
-
-    def of_tensordict(call: Callable[[Any], Any]) -> Any:
-        return (lambda: call(mapped[id(batches.now)])) if mapped else None
-
-    def unmapped(result: Any) -> list[Any]:
-        return [peers.out_of_mappings(result.to_dict(), first)]
-
-    def pinned(leaf: Tensor) -> Tensor:
-        return where.pin(leaf).to(device, non_blocking=True)
-
-    mmcv = None
-    if peers.mmcv_scatter is not None:
-        mmcv = partial(_now, lambda b: peers.mmcv_scatter(b, [where.index]), batches)
-
-    start_copy, copier = peers.multi_tensor_copier(), None
-    if start_copy is not None:
-        copier = partial(_now, lambda b: [start_copy(b, str(device)).get()], batches)
+            turns[-1] = batch, wrapped
+    batches = Rotation(turns)
 
     def by_hand(function: Callable[[Tensor], Tensor]) -> Callable[[], Any]:
-        return lambda: [each(function, batches.now)]
+        return batches.of(lambda batch: [each(function, batch)], 0)
 
+    def tensordict(name: str, call: Callable[[Any], Any]) -> Contender:
+        call = batches.of(call, 1) if peers.TensorDict is not None else None
+
+        def view(result: Any) -> list[Any]:
+            return [peers.out_of_mappings(result.to_dict(), first)]
+
+        return Contender(f"tensordict {name}", call, view=view)
+
+    to = [where.index]
+    mmcv = peers.mmcv_scatter and (lambda batch: peers.mmcv_scatter(batch, to))
+    start_copy, copier = peers.multi_tensor_copier(), None
+    if start_copy is not None:
+        copier = batches.of(lambda batch: [start_copy(batch, str(device)).get()], 0)
     pin = {} if where.dry else {"non_blocking_pin": True}
+    queued = {"non_blocking": True}
     contenders = [
-        Contender("ours", lambda: scatter(batches.now, [where.index]), "ours"),
+        Contender("ours", batches.of(lambda batch: scatter(batch, to), 0), "ours"),
         Contender(LEAVES, by_hand(lambda leaf: leaf.to(device))),
         Contender(
             ".to(device, non_blocking) of each",
-            by_hand(lambda leaf: leaf.to(device, non_blocking=True)),
+            by_hand(lambda leaf: leaf.to(device, **queued)),
         ),
-        Contender(PINNED, by_hand(pinned)),
-        Contender("mmcv 1.x scatter", mmcv),
+        Contender(PINNED, by_hand(lambda leaf: where.pin(leaf).to(device, **queued))),
+        Contender("mmcv 1.x scatter", batches.of(mmcv, 0)),
         Contender(COPIER, copier),
-        Contender(
-            "tensordict consolidate().to",
-            of_tensordict(lambda td: td.consolidate().to(device)),
-            view=unmapped,
-        ),
-        Contender(
-            "tensordict .to(non_blocking_pin)",
-            of_tensordict(lambda td: td.to(device, **pin)),
-            view=unmapped,
-        ),
+        tensordict("consolidate().to", lambda td: td.consolidate().to(device)),
+        tensordict(".to(non_blocking_pin)", lambda td: td.to(device, **pin)),
     ]
     return Made(contenders, batches)
 
 
-def _now(function: Callable[[Any], Any], inputs: Rotation) -> Any:
-    return function(inputs.now)
-
-
-def _turns(nbytes: int, pinned: bool, where: DryRun) -> Rotation:
+def _turns(nbytes: int, pinned: bool, where: DryRun) -> list[Tensor]:
     """Return blocks of random bytes, larger than a cache in total."""
     num = 2 if where.dry else min(max(2, -(-_TURNING // nbytes)), _MOST_TURNS)
     block = torch.randint(256, (nbytes,), dtype=torch.uint8)
@@ -159,59 +145,56 @@ def _turns(nbytes: int, pinned: bool, where: DryRun) -> Rotation:
     for i in range(num):
         turns.append(copy(block))
         turns[-1][:16] = i % 251  # each target gets its own tensors
-    return Rotation(turns)
+    return turns
 
 
 def _large(nbytes: int, pinned: bool, where: DryRun) -> Made:
     """Compare ways to send one large tensor."""
-    blocks = _turns(nbytes, pinned, where)
+    blocks = Rotation(_turns(nbytes, pinned, where))
     device, target = where.device, torch.empty(nbytes, dtype=torch.uint8)
     target, source = target.to(device), where.pin(blocks.now)
-
-    def to(non_blocking: bool) -> Tensor:
-        return blocks.now.to(device, non_blocking=non_blocking, copy=True)
-
-    found = [Contender("ours", lambda: scatter(blocks.now, [where.index])[0], "ours")]
+    queued = {"non_blocking": True}
+    ways: dict[str, Callable[[Tensor], Tensor]] = {
+        TORCH: lambda block: block.to(device, copy=True),
+        PIN_FIRST: lambda block: where.pin(block).to(device, **queued),
+    }
     if pinned:
-        found.append(Contender(TORCH_PINNED, lambda: to(True)))
-    else:
-        found += [
-            Contender(TORCH, lambda: to(False)),
-            Contender(
-                PIN_FIRST, lambda: where.pin(blocks.now).to(device, non_blocking=True)
-            ),
-        ]
+        ways = {TORCH_PINNED: lambda block: block.to(device, copy=True, **queued)}
 
-    def raw() -> None:
-        where.raw_copy(target, blocks.now if pinned else source)
+    def raw(block: Tensor) -> None:
+        where.raw_copy(target, block if pinned else source)
 
-    return Made([*found, Contender(RAW, raw, "limit")], blocks)
+    ours = blocks.of(lambda block: scatter(block, [where.index])[0])
+    return Made(
+        [
+            Contender("ours", ours, "ours"),
+            *(Contender(name, blocks.of(way)) for name, way in ways.items()),
+            Contender(RAW, blocks.of(raw), "limit"),
+        ],
+        blocks,
+    )
 
 
 def _parts(nbytes: int, pinned: bool, where: DryRun) -> Made:
     """Compare four targets with one, all the same device."""
     turns = _turns(nbytes, pinned, where)
-    blocks = Rotation([turns.now.view(64, -1) for _ in range(turns.num) if _on(turns)])
+    blocks = Rotation([block.view(64, -1) for block in turns])
     four = [where.index] * 4
-    mmcv = None
-    if peers.mmcv_scatter is not None and not where.dry:
-        mmcv = partial(_now, lambda block: peers.mmcv_scatter(block, four), blocks)
-    torchs = None
+    mmcv, torchs = None, None
     if not where.dry:
-        torchs = partial(_now, lambda block: torch_scatter(block, four), blocks)
+        torchs = blocks.of(lambda block: torch_scatter(block, four))
+        if peers.mmcv_scatter is not None:
+            mmcv = blocks.of(lambda block: peers.mmcv_scatter(block, four))
 
     def whole(parts: Any) -> Tensor:
         return torch.cat(list(parts))
 
+    ours = blocks.of(lambda block: scatter(block, four))
+    one = blocks.of(lambda block: scatter(block, [where.index]))
     contenders = [
-        Contender("ours", lambda: scatter(blocks.now, four), "ours", whole),
+        Contender("ours", ours, "ours", whole),
         Contender("torch.nn.parallel.scatter", torchs, view=whole),
         Contender("mmcv 1.x scatter", mmcv, view=whole),
-        Contender(ONE, lambda: scatter(blocks.now, [where.index]), "limit"),
+        Contender(ONE, one, "limit"),
     ]
     return Made(contenders, blocks)
-
-
-def _on(turns: Rotation) -> bool:
-    turns.turn()
-    return True

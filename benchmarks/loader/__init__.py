@@ -1,1 +1,1 @@
-"""Loaders: batches on their way from workers to a training step."""
+"""Loaders: samples in memory go through workers to a consumer in the parent."""

@@ -8,26 +8,29 @@ import resource
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch.utils.data import Dataset
 
-from .._harness import Contender, Record
-from ..backends import ours
+from .. import processes
+from .._harness import (
+    AS_LOADED,
+    IN_PYTHON,
+    Case,
+    Contender,
+    Goal,
+    Record,
+    ratio,
+    summarise,
+)
 
-
-class Counted:
-    """A clock that only advances when a contender adds its own measurement."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        """Return the sum of the added measurements."""
-        return self.now
+#: Makes a loader.
+Make = Callable[[], Any]
+#: Iterates over a loader once; returns the time to record.
+Run = Callable[[Any], float]
 
 
 class Items(Dataset[Any]):
@@ -52,20 +55,14 @@ class Epochs:
 
     Args:
         make: creates the loader. Its workers start with the first epoch.
-        run: iterates over the loader once; returns the time to add to the clock.
-        clock: the clock of the harness.
+        run: iterates over the loader once; returns the time to record.
         batch: returns the part of a batch to compare.
     """
 
-    def __init__(
-        self,
-        make: Callable[[], Any],
-        run: Callable[[Any], float],
-        clock: Counted,
-        batch: Callable[[Any], Any] = lambda batch: batch,
-    ) -> None:
-        self._make, self._run, self._clock, self._batch = make, run, clock, batch
+    def __init__(self, make: Make, run: Run, batch: Callable[[Any], Any]) -> None:
+        self._make, self._run, self._batch = make, run, batch
         self._loader: Any = None
+        self.seconds = 0.0
 
     @property
     def loader(self) -> Any:
@@ -75,8 +72,8 @@ class Epochs:
         return self._loader
 
     def __call__(self) -> Epochs:
-        """Run an epoch."""
-        self._clock.now += self._run(self.loader)
+        """Run an epoch, and record its time."""
+        self.seconds = self._run(self.loader)
         return self
 
     def batches(self) -> list[Any]:
@@ -94,17 +91,13 @@ class Epochs:
         self._loader = None
         gc.collect()
 
-    def facts(self, call: Callable[[], Any]) -> Record:
-        """Run two more epochs; return the costs of a batch other than time.
-
-        Args:
-            call: runs one of these epochs in the environment of a measurement.
-        """
+    def facts(self) -> Record:
+        """Run two more epochs; return the costs of a batch other than time."""
         loader = self.loader
         workers = pids(loader)
-        before, mine = list(map(cost_of_process, workers)), _of_this_process()
-        call()
-        after, mine_after = list(map(cost_of_process, workers)), _of_this_process()
+        before, mine = list(map(processes.cost, workers)), _of_this_process()
+        self()
+        after, mine_after = list(map(processes.cost, workers)), _of_this_process()
         found: Record = {}
         for i, name in enumerate(("faults", "cpu_seconds")):
             spent = sum(b[i] - a[i] for a, b in zip(before, after, strict=True))
@@ -113,43 +106,105 @@ class Epochs:
         found["held"] = held(loader)
         found["worker_rss"] = max((_resident(pid) for pid in workers), default=0)
         found["ring"] = ring(loader)
-        return found
+        return {"facts": found}
 
 
-def contenders(
-    make: Callable[[Callable[[], Any]], Epochs], loader: Callable[[], Any]
-) -> list[tuple[Contender, Epochs]]:
-    """Return ours with each backend; each has its own workers."""
-    both = make(loader), make(loader)
-    return [
-        (replace(ours(epochs)[i], view=Epochs.batches), epochs)
-        for i, epochs in enumerate(both)
-    ]
+def timed(call: Callable[[], Epochs], repeats: int) -> dict[str, float]:
+    """Return the mean of the times that epochs record."""
+    return {"seconds": sum(call().seconds for _ in range(repeats)) / repeats}
 
 
-def in_our_loader(name: str, epochs: Epochs) -> tuple[Contender, Epochs]:
-    """Return a contender of our loader with the best available backend."""
-    native, python = ours(epochs)
-    best = python if native.call is None else native
-    return replace(best, name=name, view=Epochs.batches), epochs
+def same(batch: Any) -> Any:
+    """Return a batch as it is."""
+    return batch
 
 
-def peer(
-    name: str, epochs: Epochs | None, kind: str = "peer"
-) -> tuple[Contender, Epochs | None]:
-    """Return a contender of one loader; None if it is not installed."""
-    return Contender(name, epochs, kind, Epochs.batches), epochs
+@dataclass(frozen=True)
+class Ways:
+    """Makes contenders that run their loaders alike.
+
+    Attributes:
+        run: iterates over a loader once; returns the time to record.
+        batch: returns the part of a batch to compare.
+        more: returns more costs of an epoch of a loader that it makes.
+        costs: record the costs of a batch other than time.
+    """
+
+    run: Run
+    batch: Callable[[Any], Any] = same
+    more: Callable[[Make], Record] = lambda make: {}
+    costs: bool = True
+
+    def peer(
+        self, name: str, make: Make | None, kind: str = "peer", python: bool = False
+    ) -> Contender:
+        """Return a contender of one loader; None if it is not installed."""
+        if make is None:
+            return Contender(name, None, kind)
+        epochs = Epochs(make, self.run, self.batch)
+
+        def facts() -> Record:
+            found = epochs.facts()
+            found["facts"].update(self.more(make))
+            return found
+
+        return Contender(
+            name,
+            epochs,
+            kind,
+            Epochs.batches,
+            facts if self.costs else None,
+            epochs.close,
+            IN_PYTHON if python else None,
+        )
+
+    def ours(self, make: Make) -> list[Contender]:
+        """Return ours with each backend; each has its own workers."""
+        native = make if AS_LOADED["name"] == "native" else None
+        return [
+            self.peer("ours, native", native, "ours"),
+            self.peer("ours, Python", make, "ours", python=True),
+        ]
+
+
+def case(
+    title: str,
+    note: str,
+    contenders: Callable[[], Sequence[Contender]],
+    batches: int,
+    goals: Sequence[Goal] = (),
+    finish: Callable[[Record], None] = lambda record: None,
+) -> Case:
+    """Return a comparison of epochs of ``batches`` batches."""
+
+    def finished(record: Record) -> None:
+        record["batches"] = batches
+        finish(record)
+
+    return Case(title, note, contenders, goals, timed, finish=finished)
+
+
+def add_net(floors: dict[str, str], record: Record) -> None:
+    """Add to the rows of a case their times above another row, their floor."""
+    rows = {row["name"]: row for row in record["rows"] if row["installed"]}
+    net = {
+        name: [a - b for a, b in zip(rows[name]["seconds"], under, strict=True)]
+        for name, floor in floors.items()
+        if name in rows
+        for under in [rows[floor]["seconds"]]
+    }
+    for name, values in net.items():
+        ours = {each: net[each] for each in net if rows[each]["kind"] == "ours"}
+        over = {k: ratio(values, v) for k, v in ours.items() if k != name}
+        rows[name]["net"] = {**summarise(values), "over": over}
 
 
 # ------------------------------------------------------------------------- consumers
 def _leaves(tree: Any) -> Iterator[torch.Tensor]:
     if isinstance(tree, torch.Tensor):
         yield tree
-    elif isinstance(tree, dict):
-        for value in tree.values():
-            yield from _leaves(value)
-    elif isinstance(tree, list | tuple):
-        for value in tree:
+    elif isinstance(tree, dict | list | tuple):
+        for value in tree.values() if isinstance(tree, dict) else tree:
             yield from _leaves(value)
 
 
@@ -173,18 +228,29 @@ class CopyWhole:
         self._warm[: len(source)].copy_(source)
 
 
-def per_batch(use: Callable[[Any], None]) -> Callable[[Any], float]:
-    """Return a run that returns the seconds of an epoch per batch, with its start."""
+def per_batch(
+    use: Callable[[Any], None] = lambda batch: None,
+    clock: Callable[[], float] = time.perf_counter,
+) -> Run:
+    """Return a run that returns the time of an epoch per batch, with its start."""
 
     def run(loader: Any) -> float:
-        num, start = 0, time.perf_counter()
+        num, start = 0, clock()
         for batch in loader:
             use(batch)
             num += 1
         del batch
-        return (time.perf_counter() - start) / num
+        return (clock() - start) / num
 
     return run
+
+
+def first_batch(loader: Any) -> float:
+    """Return the seconds from ``iter()`` to the first batch."""
+    start = time.perf_counter()
+    batches = iter(loader)
+    next(batches)
+    return time.perf_counter() - start
 
 
 def _copy(tree: Any) -> Any:
@@ -227,13 +293,6 @@ def ring(loader: Any) -> Record:
 def _open_things() -> tuple[int, int]:
     maps = Path("/proc/self/maps").read_bytes().count(b"\n")
     return len(os.listdir("/proc/self/fd")), maps
-
-
-def cost_of_process(pid: int) -> tuple[int, float]:
-    """Return the minor page faults and the CPU seconds of a process."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    # As clock_getcpuclockid(3), which Python lacks: the CPU time of all threads.
-    return int(fields[7]), time.clock_gettime((~pid << 3) | 2)
 
 
 def _of_this_process() -> tuple[int, float]:

@@ -1,21 +1,21 @@
-"""Small fields: the time to send many tensors from a worker to the parent."""
+"""Small fields: the time to send tensors, and that of a loader alone."""
 
 from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import torch
 import torch.multiprocessing
-import torch.utils.data
+from torch.utils.data import DataLoader as TorchLoader
 
-from pyparallel import DataLoader
+from pyparallel import DataLoader, PreDataLoader
 
-from .epochs import Counted, Epochs, Items, contenders, peer, per_batch
-from .images import Comparison, Goal
+from .._harness import Case, Contender, Goal
+from .epochs import Items, Run, Ways, add_net, case, first_batch, per_batch
 
 #: 28 samples of 4 tensors: a batch of 112.
 SAMPLES = 28
@@ -23,38 +23,129 @@ SAMPLES = 28
 BY_TORCH = "torch's loader"
 BY_NAME = "torch's loader, file_system"
 FLOOR, FLOOR_OF_OURS = "no tensors, torch's loader", "no tensors, our loader"
+#: Ours with fewer workers, and without `PreDataLoader`.
+FOUR, ALONE = "4 workers", "the loader alone"
 
-_NOTE = (
-    f"synthetic: {SAMPLES} samples of boxes, labels, areas and ids, new in every batch"
-)
+#: The least times of torch's loader with workers, by the number of fields.
+_FIELDS = {1: 10, 8: 20, 112: 60}
+_PERSISTENT = {"persistent_workers": True, "multiprocessing_context": "fork"}
 
 
-def cases(quick: bool) -> list[Comparison]:
-    """Return the cases: the time to send a batch, and the batches in a second."""
+def cases(quick: bool) -> Iterator[Case]:
+    """Yield the cases: 112 fields that are sent, then samples that need no time."""
+    note = f"synthetic: {SAMPLES} samples of boxes, labels, areas and ids, new in every"
     # One floor for all: so our own overhead in a message without tensors counts.
     floors = dict.fromkeys(("ours, native", "ours, Python", BY_TORCH, BY_NAME), FLOOR)
+    num = 8 if quick else 16
+    yield case(
+        "112 small fields, to cross",
+        f"{note} batch; from the end of collate_fn to the end of next(), which waits",
+        partial(_sent, num, 0.002, _crossing),
+        num,
+        [Goal(BY_TORCH, 15, of="net"), Goal(BY_TORCH, 15)],
+        partial(add_net, floors),
+    )
+    num = 8 if quick else 24
+    yield case(
+        "112 small fields, 1 worker",
+        f"{note} batch; a whole epoch, in which collate_fn copies them alone",
+        partial(_sent, num, 0.0, per_batch()),
+        num,
+        finish=partial(add_net, floors),
+    )
+    yield from _alone(quick)
+    yield from _starts_and_ends(quick)
+
+
+def _alone(quick: bool) -> Iterator[Case]:
+    """Yield loaders without workers, and with two for more and more fields."""
+    num = 16 if quick else 1024
+    run = per_batch(clock=time.thread_time)
+    for name, samples in (
+        ("tensors of 4 floats", _vectors()),
+        ("dicts of 3 fields", _dicts()),
+    ):
+        yield case(
+            f"{name}, no workers",
+            "synthetic: 8 samples in a batch, default_collate; CPU time of the thread",
+            partial(_loaders, samples, 8, num, run, {}),
+            num,
+            [Goal(BY_TORCH, 1 / 0.8)],
+        )
+    num = 16 if quick else 128
+    for count, factor in _FIELDS.items():
+        options = {"num_workers": 2, **_PERSISTENT}
+        yield case(
+            f"fields of 4 floats, {count} in a sample, 2 workers",
+            "synthetic: 4 samples in a batch, default_collate; a whole epoch",
+            partial(_loaders, _many(count), 4, num, per_batch(), options),
+            num,
+            [Goal(BY_TORCH, factor)],
+        )
+
+
+def _starts_and_ends(quick: bool) -> Iterator[Case]:
+    """Yield the cases about starts, many workers and prefetching."""
+    vectors, num = _vectors(), 16 if quick else 512
+    method, count = ("fork", 1) if quick else ("spawn", 8)
+    options: dict[str, Any] = {"num_workers": count, "multiprocessing_context": method}
+    yield case(
+        f"first batch of {count} workers, {method}",
+        "from iter() to the first batch; 4 samples of 4 floats",
+        partial(_loaders, vectors, 4, 16, first_batch, options),
+        16,
+        [Goal(BY_TORCH, 3)],
+    )
+    large = 3 if quick else 32
+    many, few = ({"num_workers": each, **_PERSISTENT} for each in (large, 4))
+    yield case(
+        f"tensors of 4 floats, {large} persistent workers",
+        "synthetic: 4 samples in a batch; a whole epoch",
+        partial(_loaders, vectors, 4, num, per_batch(), many, {FOUR: few}),
+        num,
+        [Goal(FOUR, 1)],
+    )
+    yield case(
+        "tensors of 4 floats, PreDataLoader",
+        "synthetic: 4 samples in a batch, 2 workers; CPU time of the parent",
+        partial(_prefetched, vectors, num),
+        num,
+        [Goal(ALONE, 1 / 1.5)],
+    )
+
+
+def _loaders(
+    samples: Sequence[Any],
+    batch_size: int,
+    num: int,
+    run: Run,
+    options: Mapping[str, Any],
+    others: Mapping[str, Mapping[str, Any]] | None = None,
+) -> list[Contender]:
+    """Return loaders of ``num`` batches, also of ours with other options."""
+    ways, items = Ways(run), Items(samples, batch_size * num)
+    ours = partial(DataLoader, items, batch_size)
     return [
-        Comparison(
-            "112 small fields, to cross",
-            "fields",
-            f"{_NOTE}; from the end of collate_fn to the end of next(), which waits",
-            partial(_contenders, 8 if quick else 16, 0.002, _crossing),
-            [Goal(BY_TORCH, 15, "net"), Goal(BY_TORCH, 15)],
-            floors,
-        ),
-        Comparison(
-            "112 small fields, 1 worker",
-            "fields",
-            f"{_NOTE}; a whole epoch, in which collate_fn copies them and nothing else",
-            partial(_contenders, 8 if quick else 24, 0.0, per_batch(lambda _: None)),
-            floors=floors,
+        *ways.ours(partial(ours, **options)),
+        ways.peer(BY_TORCH, partial(TorchLoader, items, batch_size, **options)),
+        *(
+            ways.peer(name, partial(ours, **each), "ours")
+            for name, each in (others or {}).items()
         ),
     ]
 
 
-def _contenders(
-    num: int, pause: float, run: Callable[[Any], float], clock: Counted
-) -> list[Any]:
+def _prefetched(samples: Sequence[Any], num: int) -> list[Contender]:
+    """Return `PreDataLoader` and the loader that it reads."""
+    items = Items(samples, 4 * num)
+    make: Any = partial(DataLoader, items, 4, num_workers=2, **_PERSISTENT)
+    ways = Ways(per_batch(clock=time.process_time))
+    ahead = ways.ours(lambda: PreDataLoader(make(), "cpu"))
+    return [*ahead, ways.peer(ALONE, make)]
+
+
+# -------------------------------------------------------------------- 112 small fields
+def _sent(num: int, pause: float, run: Run) -> list[Contender]:
     """Return loaders of ``num`` batches with a pause of the worker before each."""
 
     def loader(kind: Any, sends: bool, **options: Any) -> Callable[[], Any]:
@@ -65,22 +156,18 @@ def _contenders(
             num_workers=1,
             prefetch_factor=1 if pause else 2,
             collate_fn=Remaking(sends, pause),
-            persistent_workers=True,
-            multiprocessing_context="fork",
+            **_PERSISTENT,
             **options,
         )
 
-    def epochs(make: Callable[[], Any]) -> Epochs:
-        return Epochs(make, run, clock, _fields)
-
-    torchs: Any = torch.utils.data.DataLoader
-    by_name = loader(torchs, True, worker_init_fn=share_by_name)
+    ways = Ways(run, lambda batch: batch["fields"])
+    by_name = loader(TorchLoader, True, worker_init_fn=share_by_name)
     return [
-        *contenders(epochs, loader(DataLoader, True)),
-        peer(BY_TORCH, epochs(loader(torchs, True))),
-        peer(BY_NAME, epochs(by_name)),
-        peer(FLOOR, epochs(loader(torchs, False)), "limit"),
-        peer(FLOOR_OF_OURS, epochs(loader(DataLoader, False)), "limit"),
+        *ways.ours(loader(DataLoader, True)),
+        ways.peer(BY_TORCH, loader(TorchLoader, True)),
+        ways.peer(BY_NAME, by_name),
+        ways.peer(FLOOR, loader(TorchLoader, False), "limit"),
+        ways.peer(FLOOR_OF_OURS, loader(DataLoader, False), "limit"),
     ]
 
 
@@ -108,6 +195,17 @@ def share_by_name(worker_id: int) -> None:
     torch.multiprocessing.set_sharing_strategy("file_system")
 
 
+def _crossing(loader: Any) -> float:
+    """Return the mean time to send a batch of an epoch.
+
+    All processes on Linux share one monotonic clock. The first batch is left out,
+    because the worker makes it while the epoch starts.
+    """
+    seconds = [time.perf_counter() - batch["ready"] for batch in loader]
+    return sum(seconds[1:]) / (len(seconds) - 1)
+
+
+# --------------------------------------------------------------------------------- data
 def targets() -> list[dict[str, torch.Tensor]]:
     """Return the targets of a batch for detection."""
     generator = torch.Generator().manual_seed(0)
@@ -123,19 +221,19 @@ def targets() -> list[dict[str, torch.Tensor]]:
     return found
 
 
-def _crossing(loader: Any) -> float:
-    """Return the mean time to send a batch of an epoch.
-
-    All processes on Linux share one monotonic clock. The first batch is left out,
-    because the worker makes it while the epoch starts.
-    """
-    seconds, num = 0.0, 0
-    for batch in loader:
-        num += 1
-        if num > 1:
-            seconds += time.perf_counter() - batch["ready"]
-    return seconds / (num - 1)
+def _many(count: int) -> list[dict[str, torch.Tensor]]:
+    rows = torch.rand(64, count, 4, generator=torch.Generator().manual_seed(0))
+    return [{f"field{i}": each for i, each in enumerate(row)} for row in rows]
 
 
-def _fields(batch: dict[str, Any]) -> Any:
-    return batch["fields"]
+def _vectors() -> list[torch.Tensor]:
+    return list(torch.rand(64, 4, generator=torch.Generator().manual_seed(0)))
+
+
+def _dicts() -> list[dict[str, Any]]:
+    generator = torch.Generator().manual_seed(0)
+    images = torch.rand(64, 3, 16, 16, generator=generator)
+    return [
+        {"image": image, "label": i % 10, "path": f"{i}.jpg"}
+        for i, image in enumerate(images)
+    ]

@@ -12,16 +12,14 @@ from functools import partial
 from typing import Any
 
 import torch
-import torch.utils.data
 from torch import Tensor
+from torch.utils.data import DataLoader as TorchLoader
 from torch.utils.data import Dataset
 
-import pyparallel
-from pyparallel import DataLoader
+from pyparallel import DataLoader, PreDataLoader
 
-from .._harness import Record, summarise
-from .epochs import Counted, Epochs, peer
-from .images import Comparison
+from .._harness import Case, Contender, Record, summarise
+from .epochs import Ways, case
 
 #: The time for data, in steps.
 DATA = 0.8
@@ -30,32 +28,26 @@ _BATCH = 4
 HIDDEN = 0.95
 
 COMPUTE, FETCH = "the step alone", "the data alone"
-BARE = "a bare thread and a queue"
-
-_PreDataLoader: Any = getattr(pyparallel, "PreDataLoader", None)
 
 
-def cases(quick: bool) -> list[Comparison]:
-    """Return the cases."""
+def cases(quick: bool) -> Iterator[Case]:
+    """Yield the cases."""
     step = (
         f"a step of matmuls by one thread, calibrated so that the data take {DATA} of "
         "it; from the first batch on"
     )
     num, nbytes = (4, 1 << 12) if quick else (24, 1 << 20)
-    return [
-        Comparison(
-            "a step and data that are computed",
-            "overlap",
-            f"synthetic: 4 images, inflated by zlib, which lets go of the GIL; {step}",
-            partial(_contenders, lambda: Inflated(num * _BATCH, nbytes)),
-        ),
-        Comparison(
-            "a step and data that are waited for",
-            "overlap",
-            f"synthetic: 4 images, each after 3 ms; {step}",
-            partial(_contenders, lambda: Awaited(num * _BATCH, nbytes)),
-        ),
-    ]
+    for kind, title, note in (
+        (Inflated, "computed", "inflated by zlib, which lets go of the GIL"),
+        (Awaited, "waited for", "each after 3 ms"),
+    ):
+        yield case(
+            f"a step and data that are {title}",
+            f"synthetic: 4 images, {note}; {step}",
+            partial(_contenders, partial(kind, num * _BATCH, nbytes)),
+            num,
+            finish=add_hidden,
+        )
 
 
 class Inflated(Dataset[Tensor]):
@@ -140,46 +132,33 @@ class Step:
             torch.mm(self._a, self._b, out=self._out)
 
 
-def _contenders(dataset: Callable[[], Any], clock: Counted) -> list[Any]:
+def _contenders(dataset: Callable[[], Any]) -> list[Contender]:
     items = dataset()
-    torchs: Any = torch.utils.data.DataLoader
 
     def loader(kind: Any, workers: int) -> Callable[[], Any]:
-        context = "fork" if workers else None
-        return partial(
-            kind,
-            items,
-            _BATCH,
-            num_workers=workers,
-            persistent_workers=workers > 0,
-            multiprocessing_context=context,
-        )
+        more: dict[str, Any] = {}
+        if workers:
+            more = {"persistent_workers": True, "multiprocessing_context": "fork"}
+        return partial(kind, items, _BATCH, num_workers=workers, **more)
 
-    def epochs(make: Callable[[], Any], run: Callable[[Any], float]) -> Epochs:
-        return Epochs(make, run, clock)
-
-    plain = loader(torchs, 0)
+    plain, in_worker = loader(TorchLoader, 0), loader(DataLoader, 1)
     step = Step(_fastest(plain()) / DATA)
-    run = partial(with_step, step)
-    in_worker = loader(DataLoader, 1)
+    steps = Ways(partial(with_step, step), costs=False)
+    alone = Ways(partial(step_alone, step), costs=False)
+    fetch = Ways(fetch_alone, costs=False)
+    ahead = "ours: PreDataLoader"
     return [
-        _ahead("ours: PreDataLoader(no workers)", plain, run, clock),
-        _ahead("ours: PreDataLoader(DataLoader, 1 worker)", in_worker, run, clock),
-        peer("ours: DataLoader, 1 worker", epochs(in_worker, run), "ours"),
-        peer("torch's loader, no workers", epochs(plain, run)),
-        peer("torch's loader, 1 worker", epochs(loader(torchs, 1), run)),
-        peer(BARE, epochs(lambda: Bare(plain()), run), "limit"),
-        peer(COMPUTE, epochs(plain, partial(step_alone, step)), "limit"),
-        peer(FETCH, epochs(plain, fetch_alone), "limit"),
+        steps.peer(f"{ahead}(no workers)", lambda: PreDataLoader(plain()), "ours"),
+        steps.peer(
+            f"{ahead}(DataLoader, 1 worker)", lambda: PreDataLoader(in_worker()), "ours"
+        ),
+        steps.peer("ours: DataLoader, 1 worker", in_worker, "ours"),
+        steps.peer("torch's loader, no workers", plain),
+        steps.peer("torch's loader, 1 worker", loader(TorchLoader, 1)),
+        steps.peer("a bare thread and a queue", lambda: Bare(plain()), "limit"),
+        alone.peer(COMPUTE, plain, "limit"),
+        fetch.peer(FETCH, plain, "limit"),
     ]
-
-
-def _ahead(
-    name: str, make: Callable[[], Any], run: Callable[[Any], float], clock: Counted
-) -> Any:
-    if _PreDataLoader is None:
-        return peer(name, None, "ours")
-    return peer(name, Epochs(lambda: _PreDataLoader(make()), run, clock), "ours")
 
 
 def with_step(step: Callable[[Any], None], loader: Iterable[Any]) -> float:
@@ -227,7 +206,8 @@ def _fastest(loader: Any) -> float:
 def add_hidden(case: Record) -> None:
     """Add to every row of a case the share of the data's time that was hidden.
 
-    It is 1 - (with - step) / data, for each round and for the medians.
+    Ours must hide `HIDDEN` of it. It is 1 - (with - step) / data, for each round and
+    for the medians.
     """
     rows = {row["name"]: row for row in case["rows"] if row["installed"]}
     compute, fetch = rows[COMPUTE], rows[FETCH]
@@ -238,3 +218,4 @@ def add_hidden(case: Record) -> None:
         hidden = summarise([1 - (t - step) / data for t, step, data in each])
         of_medians = 1 - (row["median"] - compute["median"]) / fetch["median"]
         row["hidden"] = {"of_medians": of_medians, **hidden}
+    case["must_hide"] = HIDDEN

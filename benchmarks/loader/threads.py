@@ -16,42 +16,16 @@ from torch.utils.data import Dataset
 
 from pyparallel import DataLoader, pad_stack
 
-from .. import data, peers
-from .epochs import Counted, Epochs, contenders, in_our_loader, peer, per_batch
-from .images import Comparison, Goal
-from .in_process import first_batch
-
-try:
-    from PIL import Image
-except ImportError as error:
-    Image = None  # type: ignore[assignment]  # the stubs name a module
-    peers.ABSENT["Pillow"] = str(error)
-
-try:
-    import cv2
-    import numpy as np
-except ImportError as error:
-    cv2 = None
-    peers.ABSENT["OpenCV"] = str(error)
-
-try:
-    from spdl.pipeline import PipelineBuilder
-except ImportError as error:
-    PipelineBuilder = None
-    peers.ABSENT["SPDL"] = str(error)
-
-try:
-    from torchdata import nodes
-except ImportError as error:
-    nodes = None
-    peers.ABSENT["torchdata"] = str(error)
+from .. import data
+from .._harness import AS_LOADED, Case, Contender, Goal
+from ..processes import peak_of_epoch
+from .epochs import Make, Run, Ways, case, first_batch, per_batch
+from .others import PEERS, Peer, absent
 
 PROCESSES, BY_TORCH = "our processes", "torch's processes"
-NODES = "torchdata's nodes, threads"
-SPDL = "SPDL, threads"
-#: The packages of these contenders and their samples, by their names in `peers.ABSENT`.
-_PACKAGES = ("Pillow", "OpenCV", "SPDL", "torchdata")
-_BATCH = 8
+_BATCH, _WORKERS = 8, 2
+#: The packages of all samples and contenders.
+_PACKAGES = ("PIL", "cv2", *PEERS)
 
 
 class Coded(Dataset[Any]):
@@ -75,125 +49,85 @@ class Coded(Dataset[Any]):
         return self.decode(self.samples[i % len(self.samples)])
 
 
-class Nodes:
-    """A loader of torchdata's nodes, which reads and collates in two threads."""
-
-    def __init__(self, dataset: Coded) -> None:
-        indices = nodes.SamplerWrapper(torch.utils.data.SequentialSampler(dataset))
-
-        def read(batch: list[int]) -> Tensor:
-            return pad_stack([dataset[i] for i in batch])
-
-        batches = nodes.Batcher(indices, _BATCH)
-        mapped = nodes.ParallelMapper(batches, read, num_workers=2, method="thread")
-        self._loader = nodes.Loader(mapped)
-        self._num = len(dataset) // _BATCH
-
-    def __len__(self) -> int:
-        return self._num
-
-    def __iter__(self) -> Iterator[Tensor]:
-        return iter(self._loader)
-
-
-class Pipeline:
-    """A pipeline of SPDL for each epoch, which reads and collates in two threads."""
-
-    def __init__(self, dataset: Coded) -> None:
-        self._dataset = dataset
-
-    def __len__(self) -> int:
-        return len(self._dataset) // _BATCH
-
-    def __iter__(self) -> Iterator[Tensor]:
-        builder = PipelineBuilder().add_source(range(len(self._dataset)))
-        builder = builder.aggregate(_BATCH, drop_last=True)
-        builder = builder.pipe(self._read, concurrency=2, output_order="input")
-        pipeline = builder.add_sink(2).build(num_threads=2)
-        with pipeline.auto_stop():
-            yield from pipeline
-
-    def _read(self, batch: list[int]) -> Tensor:
-        return pad_stack([self._dataset[i] for i in batch])
-
-
-def cases(quick: bool) -> list[Comparison]:
-    """Return the cases, each with two workers."""
-    num = _BATCH * (4 if quick else 16)
-    kinds = {
+def cases(quick: bool) -> Iterator[Case]:
+    """Yield the cases, each with two workers."""
+    num_batches = 4 if quick else 16
+    kinds: dict[str, tuple[list[bytes], Callable[[bytes], Tensor]]] = {
         "text of 100 kB, zlib": (_texts(24), decode_text),
         "transform of pure Python": (_texts(24, 50_000), count_words),
         "ragged collate": ([bytes(40_000 * i) for i in range(1, 25)], torch_bytes),
     }
-    if Image is not None:
+    if not absent(("PIL", "cv2")):
         jpegs = _jpegs(quick)
         kinds["JPEG, resize and flip by Pillow"] = (jpegs, decode_jpeg)
-        if cv2 is not None:
-            kinds["JPEG, resize and flip by OpenCV"] = (jpegs, decode_by_opencv)
-    found = [
-        Comparison(
+        kinds["JPEG, resize and flip by OpenCV"] = (jpegs, decode_by_opencv)
+    for name, (samples, decode) in kinds.items():
+        dataset = Coded(samples, decode, num_batches * _BATCH)
+        # The GIL serializes pure Python: this is a loss.
+        goals = [] if "Python" in name else [Goal(BY_TORCH, 1), Goal(PROCESSES, 1)]
+        yield case(
             f"threads: {name}",
-            "fields",
             f"{_BATCH} samples in a batch, padded by pad_stack; 2 workers, an epoch",
-            partial(_contenders, Coded(*about, num), "fork", True, _drop_each, quick),
-            # The GIL serializes pure Python: this is a loss.
-            [] if "Python" in name else [Goal(BY_TORCH, 1), Goal(PROCESSES, 1)],
+            partial(_contenders, dataset, "fork", True, per_batch(), quick),
+            num_batches,
+            goals,
         )
-        for name, about in kinds.items()
-    ]
     start = Coded(_texts(24), decode_text, 2 * _BATCH)
     method = "fork" if quick else "spawn"
+    yield case(
+        f"threads: first batch, processes by {method}",
+        "from iter() to the first batch; 2 workers",
+        partial(_contenders, start, method, False, first_batch, quick),
+        2,
+        [] if quick else [Goal(BY_TORCH, 10), Goal(PROCESSES, 10)],
+    )
+
+
+def _contenders(
+    dataset: Coded, method: str, persistent: bool, run: Run, quick: bool
+) -> list[Contender]:
+    """Return threads with both backends, processes of both loaders, and the peers."""
+    missing = absent(_PACKAGES)
+    if missing and not quick:
+        raise RuntimeError(
+            "benchmarks: the cases of threads must compare all contenders, but "
+            f"these packages are missing: {missing}. Run: make peers"
+        )
+
+    def loader(kind: Any, **options: Any) -> Callable[[], Any]:
+        options.update(num_workers=_WORKERS, persistent_workers=persistent)
+        return partial(kind, dataset, _BATCH, collate_fn=pad_stack, **options)
+
+    order = [range(i, i + _BATCH) for i in range(0, len(dataset), _BATCH)]
+    ways = Ways(run, more=_memory if persistent else lambda make: {})
+    processes = {"multiprocessing_context": method}
     return [
-        *found,
-        Comparison(
-            f"threads: first batch, processes by {method}",
-            "fields",
-            "from iter() to the first batch; 2 workers",
-            partial(_contenders, start, method, False, first_batch, quick),
-            [] if quick else [Goal(BY_TORCH, 10), Goal(PROCESSES, 10)],
+        *ways.ours(loader(DataLoader, worker_method="thread")),
+        ways.peer(PROCESSES, loader(DataLoader, **processes), "ours"),
+        ways.peer(BY_TORCH, loader(TorchLoader, **processes)),
+        *(
+            ways.peer(
+                name,
+                partial(Peer, start, order, dataset, pad_stack)
+                if package not in missing
+                else None,
+            )
+            for package, (name, start) in PEERS.items()
         ),
     ]
 
 
-_drop_each = per_batch(lambda batch: None)
-
-
-def _contenders(
-    dataset: Coded,
-    method: str,
-    persistent: bool,
-    run: Callable[[Any], float],
-    quick: bool,
-    clock: Counted,
-) -> list[Any]:
-    """Return threads with both backends, processes of both loaders, and the peers."""
-    missing = {name: peers.ABSENT[name] for name in _PACKAGES if name in peers.ABSENT}
-    if missing and not quick:
-        raise RuntimeError(
-            "benchmarks.loader: the cases of threads must compare all contenders, but "
-            f"these are missing: {missing}. Run: make peers"
-        )
-
-    def loader(kind: Any, **options: Any) -> Callable[[], Any]:
-        options.update(num_workers=2, persistent_workers=persistent)
-        return partial(kind, dataset, _BATCH, collate_fn=pad_stack, **options)
-
-    def epochs(make: Callable[[], Any]) -> Epochs:
-        return Epochs(make, run, clock)
-
-    processes = {"multiprocessing_context": method}
-    return [
-        *contenders(epochs, loader(DataLoader, worker_method="thread")),
-        in_our_loader(PROCESSES, epochs(loader(DataLoader, **processes))),
-        peer(BY_TORCH, epochs(loader(TorchLoader, **processes))),
-        peer(NODES, epochs(partial(Nodes, dataset)) if nodes else None),
-        peer(SPDL, epochs(partial(Pipeline, dataset)) if PipelineBuilder else None),
-    ]
+def _memory(make: Make) -> dict[str, int]:
+    """Return the peak of memory of a process with a loader and of its workers."""
+    # The other process has the extension.
+    return {"memory": peak_of_epoch(make)} if AS_LOADED["name"] == "native" else {}
 
 
 # ----------------------------------------------------------------------------- samples
 def decode_jpeg(coded: bytes) -> Tensor:
     """Decode an image, resize it to a third and flip it: uint8 ``(3, H, W)``."""
+    from PIL import Image
+
     with Image.open(io.BytesIO(coded)) as image:
         size = image.width // 3, image.height // 3
         image = image.convert("RGB").resize(size, Image.Resampling.BILINEAR)
@@ -204,6 +138,9 @@ def decode_jpeg(coded: bytes) -> Tensor:
 
 def decode_by_opencv(coded: bytes) -> Tensor:
     """Decode an image as `decode_jpeg` does, in one thread."""
+    import cv2
+    import numpy as np
+
     cv2.setNumThreads(0)
     pixels = cv2.imdecode(np.frombuffer(coded, np.uint8), cv2.IMREAD_COLOR_RGB)
     size = pixels.shape[1] // 3, pixels.shape[0] // 3
@@ -242,10 +179,11 @@ def _texts(num: int, nbytes: int = 100_000) -> list[bytes]:
 
 
 def _jpegs(quick: bool) -> list[bytes]:
+    from PIL import Image
+
     size = (200, 333) if quick else (800, 1333)
-    images = data.photos(*size) or data.random_tensors(
-        data.coco_shapes(8, *size), torch.uint8
-    )
+    images = data.photos(*size)
+    images = images or data.random_tensors(data.coco_shapes(8, *size), torch.uint8)
     found = []
     for image in images:
         coded = io.BytesIO()

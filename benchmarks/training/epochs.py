@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import multiprocessing
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -11,22 +10,22 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ..loader.epochs import cost_of_process
+from .. import processes
 from .pipelines import PIPELINES
 from .ways import WAYS, order_of
 
 
 class Epoch(NamedTuple):
-    """An epoch: its time, the part of it without a batch, the losses, the samples."""
+    """An epoch of a way: its time, the part without a batch, losses, samples, CPU."""
 
     way: str
     seconds: float
     waiting: float
     losses: list[float]
     samples: list[int]
+    cpu: float = 0.0
 
 
-# ------------------------------------------------------------------ the other process
 def serve(pipe: Any, pipeline: str, way: str, folder: Path, quick: bool) -> None:
     """Run an epoch for each message, and send its `Epoch`; end with the last one."""
     torch.set_num_threads(1)
@@ -55,64 +54,31 @@ class Trainer:
     def __init__(self, pipeline: str, way: str, folder: Path, quick: bool) -> None:
         context = multiprocessing.get_context("spawn")
         self._pipe, other = context.Pipe()
-        self.about = WAYS[way]
         arguments = other, pipeline, way, folder, quick
         self._process = context.Process(target=serve, args=arguments)
         self._process.start()
         other.close()
 
     def __call__(self) -> Epoch:
-        """Run an epoch."""
+        """Run an epoch; its CPU time is that of the process and its workers."""
+        before = self._cpu()
         self._pipe.send(True)
         found: Epoch = self._pipe.recv()
-        return found
+        return found._replace(cpu=self._cpu() - before)
 
-    def cpu(self) -> float:
-        """Return the CPU seconds of the process and its workers until now."""
-        return sum(cost_of_process(pid)[1] for pid in self._pids())
+    def _cpu(self) -> float:
+        assert self._process.pid is not None
+        return sum(
+            processes.cost(pid)[1] for pid in processes.family(self._process.pid)
+        )
 
-    def peak(self) -> float:
-        """Run an epoch, and return the most memory of the process and its workers.
-
-        The pages of files count for nothing, because other processes share them.
-        """
-        most, done = 0, threading.Event()
-
-        def watch() -> None:
-            nonlocal most
-            ends = False
-            while not ends:
-                ends = done.wait(0.02)
-                most = max(most, sum(map(_memory, self._pids())))
-
-        thread = threading.Thread(target=watch)
-        thread.start()
-        try:
-            self()
-        finally:
-            done.set()
-            thread.join()
-        return most
+    def facts(self) -> dict[str, int]:
+        """Run an epoch, and return the most memory of the process and its workers."""
+        assert self._process.pid is not None
+        return {"memory": processes.peak(self, self._process.pid)}
 
     def close(self) -> None:
         """End the process and its workers."""
         if self._process.is_alive():
             self._pipe.send(False)
         self._process.join()
-
-    def _pids(self) -> list[int]:
-        found = [self._process.pid]
-        for pid in found:
-            for task in Path(f"/proc/{pid}/task").glob("*/children"):
-                found += map(int, task.read_text().split())
-        return found
-
-
-def _memory(pid: int) -> int:
-    """Return the bytes of a process that are no file's; each holder has its part."""
-    try:
-        lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
-    except OSError:  # it has ended
-        return 0
-    sizes = {name: rest for name, _, rest in (each.partition(":") for each in lines)}
-    return sum(int(sizes[k].split()[0]) << 10 for k in ("Pss_Anon", "Pss_Shmem"))

@@ -19,7 +19,7 @@ from pyparallel.profiler.record import Record as Profile
 from pyparallel.profiler.summary import summarize
 
 from .._harness import Record, ratio
-from ..report import _head, _row
+from ..report import grid
 
 #: The last change of the profile that each way has.
 CHANGES = {
@@ -87,13 +87,13 @@ def compared(case: Record) -> Iterator[Comparison]:
 def table(run: Record) -> list[str]:
     """Return the predictions of a run beside its measurements, and their errors."""
     rows = [each for case in run["cases"] for each in compared(case)]
-    lines = [
-        *_head(["", "loader", "predicted", "measured", "quartiles", "error"], left=2)
-    ]
+    cells = []
     for each in rows:
         spread = f"{each.measured['q1']:.2f} - {each.measured['q3']:.2f}"
         values = f"{each.predicted:.2f}", f"{each.measured['of_medians']:.2f}", spread
-        lines.append(_row([each.case, each.way, *values, f"{100 * each.error:+.0f} %"]))
+        cells.append([each.case, each.way, *values, f"{100 * each.error:+.0f} %"])
+    titles = ["", "loader", "predicted", "measured", "quartiles", "error"]
+    lines = grid(titles, cells, left=2)
     right = sum(abs(each.error) <= RIGHT for each in rows)
     worst = max(rows, key=lambda each: abs(each.error), default=None)
     text = f"{right} of {len(rows)} predictions are within {100 * RIGHT:.0f} %."

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from importlib.util import find_spec
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,21 +17,14 @@ from torch.utils.data import DataLoader as TorchLoader
 
 from pyparallel import DataLoader, PreDataLoader, SizeBatchSampler
 
+from ..loader.others import Order, Peer, absent, by_nodes, by_spdl
 from .pipelines import EqualImages, Pipeline
 
-#: The packages of peers that are not installed, with the missing module.
-ABSENT: dict[str, str] = {}
-for _module, _package in (
-    ("spdl", "SPDL"),
-    ("torchdata", "torchdata"),
-    ("nvidia.dali", "DALI"),
-):
-    # Only their own ways import them: they need time and memory.
-    if not (find_spec(_module.split(".")[0]) and find_spec(_module)):
-        ABSENT[_package] = f"no module {_module}"
+#: The modules of peers that are not installed. Only their own ways import them: they
+#: need time and memory.
+ABSENT = absent(("spdl", "torchdata", "nvidia.dali"))
 
 WORKERS = 2
-Order = list[list[int]]
 
 
 class Way(NamedTuple):
@@ -54,16 +47,6 @@ class Way(NamedTuple):
     fits: Callable[[Pipeline], bool] = lambda pipeline: True
 
 
-class Batches:
-    """A loader whose ``iter()`` calls a function for an iterator."""
-
-    def __init__(self, start: Callable[[], Iterator[Any]]) -> None:
-        self._start = start
-
-    def __iter__(self) -> Iterator[Any]:
-        return self._start()
-
-
 def by_torch(pipeline: Pipeline, order: Order, num_workers: int = WORKERS) -> Any:
     """Return torch's loader with the collate function of its users."""
     return TorchLoader(
@@ -75,36 +58,7 @@ def by_torch(pipeline: Pipeline, order: Order, num_workers: int = WORKERS) -> An
     )
 
 
-def by_nodes(pipeline: Pipeline, order: Order) -> Any:
-    """Return torchdata's nodes with threads."""
-    from torchdata import nodes
-
-    def read(batch: list[int]) -> Any:
-        return pipeline.collate([pipeline.dataset[i] for i in batch])
-
-    batches = nodes.SamplerWrapper(order)
-    mapped = nodes.ParallelMapper(batches, read, num_workers=WORKERS, method="thread")
-    return nodes.Loader(nodes.Prefetcher(mapped, WORKERS))
-
-
-def by_spdl(pipeline: Pipeline, order: Order) -> Any:
-    """Return a pipeline of SPDL with threads, a new one for each epoch."""
-    from spdl.pipeline import PipelineBuilder
-
-    def read(batch: list[int]) -> Any:
-        return pipeline.collate([pipeline.dataset[i] for i in batch])
-
-    def start() -> Iterator[Any]:
-        builder = PipelineBuilder().add_source(order)
-        builder = builder.pipe(read, concurrency=WORKERS, output_order="input")
-        running = builder.add_sink(WORKERS).build(num_threads=WORKERS)
-        with running.auto_stop():
-            yield from running
-
-    return Batches(start)
-
-
-def by_dali(pipeline: Pipeline, order: Order) -> Any:
+def by_dali(pipeline: Pipeline, order: Order) -> Peer:
     """Return DALI's operators on the CPU; the labels are added in Python."""
     from nvidia.dali import fn, types
     from nvidia.dali.pipeline import Pipeline as Graph
@@ -128,7 +82,7 @@ def by_dali(pipeline: Pipeline, order: Order) -> Any:
         graph.set_outputs(images)
     graph.build()
 
-    def start() -> Iterator[Any]:
+    def start(order: Order, _: Any) -> Iterator[Any]:
         for batch in order:
             (images,) = graph.run()
             # A copy: the memory of the images is that of a later batch.
@@ -144,7 +98,7 @@ def by_dali(pipeline: Pipeline, order: Order) -> Any:
             graph.run()
         graph.reset()
 
-    return Batches(start)
+    return Peer(start, order, dataset, list)
 
 
 def by_ours(
@@ -171,28 +125,32 @@ def by_ours(
 
 
 def _ours(**parts: Any) -> Way:
-    def make(pipeline: Pipeline, order: Order) -> Any:
-        return by_ours(pipeline, order, **parts)
-
     sizes = parts.get("sizes", False)
     return Way(
-        make,
+        partial(by_ours, **parts),
         "ours",
         ordered=not sizes,
         fits=lambda pipeline: not sizes or pipeline.sizes is not None,
     )
 
 
+def _other(start: Any, package: str) -> Way:
+    def make(pipeline: Pipeline, order: Order) -> Peer:
+        return Peer(start, order, pipeline.dataset, pipeline.collate)
+
+    return Way(make, package=package)
+
+
 TORCH = "torch's loader, 2 processes"
 #: All ways by name. Each of ours has the parts of the one before it.
 WAYS: dict[str, Way] = {
     TORCH: Way(by_torch),
-    "torch's loader, no workers": Way(lambda p, order: by_torch(p, order, 0)),
-    "torchdata's nodes, 2 threads": Way(by_nodes, package="torchdata"),
-    "SPDL, 2 threads": Way(by_spdl, package="SPDL"),
+    "torch's loader, no workers": Way(partial(by_torch, num_workers=0)),
+    "torchdata's nodes, 2 threads": _other(by_nodes, "torchdata"),
+    "SPDL, 2 threads": _other(by_spdl, "spdl"),
     "DALI on the CPU, 2 threads": Way(
         by_dali,
-        package="DALI",
+        package="nvidia.dali",
         exact=False,
         fits=lambda pipeline: hasattr(pipeline.dataset, "paths"),
     ),

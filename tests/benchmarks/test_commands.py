@@ -5,48 +5,21 @@ from __future__ import annotations
 import importlib
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
 pytestmark = [pytest.mark.peers, pytest.mark.slow]
 
-loader = importlib.import_module("benchmarks.loader.__main__")
-parallel_apply = importlib.import_module("benchmarks.parallel_apply")
+commands = importlib.import_module("benchmarks.__main__")
 
-
-def command(name: str) -> Any:
-    return importlib.import_module(f"benchmarks.{name}")
-
-
-#: Options of a quick run by command, the name of its file, and its titles.
-RUNS: dict[str, tuple[str, str, set[str]]] = {
-    "__main__": (
-        "--threads 1 --no-charts",
-        "collate",
-        {case.title for case in command("collate").cases(True)},
-    ),
-    "loader.__main__": (
-        "--workers 1",
-        "loader",
-        {case.title for case in loader.cases(True, [1])},
-    ),
-    "parallel_apply": (
-        "",
-        "parallel",
-        {case.title for case in parallel_apply.cases(quick=True)},
-    ),
-    "training.__main__": (
-        "--only photographs",
-        "training",
-        {"photographs of different sizes"},
-    ),
-    "sampler": (
-        "",
-        "sampler",
-        {"COCO", "demo", "sentences", "audio", "audio stream"},
-    ),
+#: Options of a quick run by command.
+RUNS = {
+    "collate": "--threads 1",
+    "loader": "--workers 1",
+    "parallel": "",
+    "training": "--only photographs",
+    "sampler": "",
 }
 
 
@@ -56,11 +29,16 @@ def test_a_command_measures_all_cases_and_makes_its_page_of_the_records(
 ) -> None:
     if name == "sampler":
         pytest.importorskip("sklearn", reason="the training needs scikit-learn")
-    options, end, titles = RUNS[name]
     threads, out = torch.get_num_threads(), ["--out", str(tmp_path)]
-    command(name).main(["--quick", *options.split(), *out])
+    options = [name, "--quick", *RUNS[name].split(), *out]
+    commands.main(options)
     assert torch.get_num_threads() == threads
-    (path,) = (tmp_path / "results").glob(f"{end}.json")
+    module = importlib.import_module(f"benchmarks.{commands.QUESTIONS[name]}")
+    cases = module.QUESTION.cases(commands.parser().parse_args(options))
+    titles = {case.title for case in cases}
+    if name == "training":
+        titles = {"photographs of different sizes"}
+    (path,) = (tmp_path / "results").glob(f"{name}.json")
     records = json.loads(path.read_text())
     page = path.with_suffix(".md")
     text = page.read_text()
@@ -72,19 +50,27 @@ def test_a_command_measures_all_cases_and_makes_its_page_of_the_records(
             kinds = {row["kind"] for row in installed}
             assert "ours" in kinds and ("peer" in kinds or name == "sampler")
             assert all(len(row["seconds"]) == 2 for row in installed)
+    parts = records["runs"][-1].keys() & module.QUESTION.parts
+    assert parts == (set() if "--only" in RUNS[name] else set(module.QUESTION.parts))
     page.unlink()
-    arguments = ["--from", str(path), *out]
-    command(name).main([*arguments, *(["--no-charts"] if name == "__main__" else [])])
+    commands.main([name, "--from", str(path), "--no-charts", *out])
     assert page.read_text() == text
-    if name == "__main__":
-        assert len(records["runs"]) == 2, "a run for each allocator"
-        assert {each["x"] for each in records["growth"]} == {
-            *("samples", "leaves", "threads")
-        }
-        charts = importlib.import_module("benchmarks.charts")  # needs matplotlib
-        drawn = [charts.draw(records, tmp_path / folder) for folder in "ab"]
-        assert drawn[0] == drawn[1] and len(drawn[0]) == 2
-        for svg in drawn[0]:
-            assert (tmp_path / "a" / svg).read_bytes().count(b"<svg") == 1
-    elif name == "sampler":
-        assert (tmp_path / "charts" / "padding_by_window.svg").exists()
+    assert len(records["runs"]) == len(module.QUESTION.malloc)
+    charts = importlib.import_module("benchmarks.charts")  # needs matplotlib
+    drawn = [charts.draw(name, records, tmp_path / folder) for folder in "ab"]
+    expected = {"collate": 2, "sampler": 1, "training": 1}.get(name, 0)
+    assert drawn[0] == drawn[1] and len(drawn[0]) == expected
+    for svg in drawn[0]:
+        assert (tmp_path / "charts" / svg).exists()
+        assert (tmp_path / "a" / svg).read_bytes().count(b"<svg") == 1
+    if name == "collate":
+        growth = records["runs"][-1]["growth"]
+        assert {each["x"] for each in growth} == {"samples", "leaves"}
+    elif name == "loader" and "ours, native" in text:
+        rows = [
+            row
+            for case in records["runs"][0]["cases"]
+            if case["title"].startswith("threads: ragged")
+            for row in case["rows"]
+        ]
+        assert all(row["facts"]["memory"] > 1e7 for row in rows if row["installed"])

@@ -17,8 +17,7 @@ from pyparallel import DataContainer, backend
 pytestmark = pytest.mark.peers
 
 _harness = importlib.import_module("benchmarks._harness")
-backends = importlib.import_module("benchmarks.backends")
-bench_collate = importlib.import_module("benchmarks.collate")
+commands = importlib.import_module("benchmarks.__main__")
 command = importlib.import_module("benchmarks.command")
 growth = importlib.import_module("benchmarks.growth")
 limits = importlib.import_module("benchmarks.limits")
@@ -104,7 +103,9 @@ def test_figures_are_those_of_the_rounds() -> None:
         Contender("ours", clock.takes(*times, result=tree), "ours"),
         Contender("less work", clock.takes(1.5, result="other"), "limit"),
     ]
-    case = _harness.compare("case", contenders, rounds=5, clock=clock)
+    case = _harness.compare(
+        "case", contenders, _harness.Effort(rounds=5), timer=_harness.by(clock)
+    )
     ours = row(case, "ours")
     assert ours["seconds"] == pytest.approx([5, 1, 2, 4, 3])
     figures = [ours[key] for key in ("min", "q1", "median", "q3")]
@@ -122,7 +123,11 @@ def test_a_run_leaves_the_backend_and_the_threads_as_they_were() -> None:
         return [torch.get_num_threads(), *(getattr(backend, each) for each in names)]
 
     before = state()
-    record = bench_collate.measure(1, _harness.QUICK, only="tiny", quick=True)
+    options = "collate --quick --only tiny --threads 1 --malloc default".split()
+    args = commands.parser().parse_args(options)
+    args.seconds = math.inf
+    collate = importlib.import_module("benchmarks.collate").QUESTION
+    (record,) = command.measure(collate, args)["runs"]
     assert [case["title"] for case in record["cases"]] == ["tiny"]
     assert state() == before
 
@@ -180,7 +185,7 @@ def test_a_run_beside_other_processes_keeps_no_results(
     monkeypatch.setattr(command.time, "sleep", lambda seconds: None)
     folders = {True: tmp_path / "kept", False: tmp_path / "scratch"}
     monkeypatch.setattr(command, "folder", lambda keep: folders[keep])
-    args = command.parser("some", "").parse_args(options.split())
+    args = commands.parser().parse_args(["loader", *options.split()])
     if options:
         next(loads)  # is not measured
     records = {"runs": [{"machine": {}}]}

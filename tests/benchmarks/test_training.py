@@ -14,7 +14,7 @@ pytestmark = pytest.mark.peers
 
 pipelines = importlib.import_module("benchmarks.training.pipelines")
 epochs = importlib.import_module("benchmarks.training.epochs")
-command = importlib.import_module("benchmarks.training.__main__")
+command = importlib.import_module("benchmarks.training.question")
 
 
 @pytest.mark.parametrize("name", pipelines.PIPELINES)
