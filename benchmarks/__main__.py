@@ -62,9 +62,6 @@ def parser() -> argparse.ArgumentParser:
     found.add_argument(
         "--workers", type=int, nargs="+", default=[1, 2], help="of loaders of images"
     )
-    found.add_argument(
-        "--seeds", type=int, default=1, help="of the sampler's training; 3 minutes each"
-    )
     found.add_argument("--malloc", nargs="+", choices=list(environment.MALLOC))
     found.add_argument("--only-cases", action="store_true", help=argparse.SUPPRESS)
     found.add_argument("--no-charts", action="store_true")

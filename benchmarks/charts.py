@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -52,23 +52,26 @@ def draw(question: str, results: Record, folder: Path) -> list[str]:
     Returns:
         The names of the SVG files.
     """
-    runs, figures = results["runs"], {}
-    if question == "collate" and any(run["cases"] for run in runs):
-        figures["ratio_by_case"] = ratio_by_case(runs)
-    if question == "training" and any(run["cases"] for run in runs):
-        figures["training"] = epochs(runs[0]["cases"])
-    for run in runs:
-        if question == "collate" and "growth" in run:
-            figures["growth_of_cost"] = growth_of_cost(run["growth"])
-        if "window" in run:
-            figures["padding_by_window"] = padding_by_window(run["window"])
     folder.mkdir(parents=True, exist_ok=True)
-    for name, figure in figures.items():
-        with matplotlib.rc_context(_RC):
+    with matplotlib.rc_context(_RC):
+        figures = dict(_figures(question, results["runs"]))
+        for name, figure in figures.items():
             figure.savefig(folder / f"{name}.svg", metadata={"Date": None})
             png = {"Software": None}
             figure.savefig(folder / f"{name}.png", dpi=110, metadata=png)
     return [f"{name}.svg" for name in figures]
+
+
+def _figures(question: str, runs: Sequence[Record]) -> Iterator[tuple[str, Figure]]:
+    if question == "collate" and any(run["cases"] for run in runs):
+        yield "ratio_by_case", ratio_by_case(runs)
+    if question == "training" and any(run["cases"] for run in runs):
+        yield "training", epochs(runs[0]["cases"])
+    for run in runs:
+        if "growth" in run:
+            yield "growth_of_cost", growth_of_cost(run["growth"])
+        if "window" in run:
+            yield "padding_by_window", padding_by_window(run["window"])
 
 
 def epochs(cases: Sequence[Record]) -> Figure:

@@ -32,36 +32,17 @@ TWO = ["cpu", "cpu"]
 
 def cases(args: argparse.Namespace) -> Iterator[Case]:
     """Yield work for two threads, then calls of nothing."""
-    quick = args.quick
-    large, small = (partial(_planes, *size, quick) for size in ((8, 512), (64, 128)))
+    large, small = "8 images of 512 x 512 doubles", "64 images of 128 x 128 doubles"
+    photos = "8 photographs, 300x200 at most, 15 x 15 taps"
+    fourier = "numpy: Fourier transform of"
     for title, note, make, function in (
-        (
-            "numpy: sort",
-            "8 arrays of 100,000 doubles",
-            partial(_numbers, quick),
-            np.sort,
-        ),
-        (
-            "numpy: Fourier transform of large images",
-            "8 images of 512 x 512 doubles",
-            large,
-            _fourier,
-        ),
-        (
-            "numpy: Fourier transform of small images",
-            "64 images of 128 x 128 doubles",
-            small,
-            _fourier,
-        ),
-        (
-            "torch: blur",
-            "8 photographs, 300x200 at most, 15 x 15 taps",
-            partial(_photos, quick),
-            _blur,
-        ),
+        ("numpy: sort", "8 arrays of 100,000 doubles", _numbers, np.sort),
+        (f"{fourier} large images", large, partial(_planes, 8, 512), _fourier),
+        (f"{fourier} small images", small, partial(_planes, 64, 128), _fourier),
+        ("torch: blur", photos, _photos, _blur),
     ):
-        goals = [Goal(LOOP, 1.7)]
-        yield Case(title, note, partial(_work, make, function), goals)
+        work = partial(_work, partial(make, args.quick), function)
+        yield Case(title, note, work, [Goal(LOOP, 1.7)])
     for number in (2, 4, 8):
         note = f"{number} functions that return their input, one for each thread"
         empty = partial(_nothing, number)

@@ -27,6 +27,7 @@ COLUMNS = {
     "queued": "in a row",
     "net": "above the floor",
 }
+_MEASURED = ("seconds", *(of for of in COLUMNS if of != "seconds"))
 MARKS = {True: "reached", False: "**missed**", None: "not measured"}
 #: The marks of the lines of a page that need attention.
 _COMPLAINTS = ("**missed**", "(!)", UNKNOWN)
@@ -340,50 +341,31 @@ def page(
 
 def _summary(cases: Sequence[Record], shown: Sequence[str]) -> list[str]:
     """Return the table with a row for each case."""
-
-    def mine(cell: Callable[[Record], str]) -> Callable[[Record], str]:
-        return lambda case: cell(installed(case).get(_ours(case), {}))
-
-    def relative(start: str) -> Callable[[Record], str]:
-        return lambda case: next(
-            (
-                ratio(row, _ours(case))
-                for name, row in installed(case).items()
-                if name.startswith(start) and name != _ours(case)
-            ),
-            "",
-        )
-
-    names = {r["name"]: r["kind"] for case in cases for r in case.get("rows", ())}
-    limits = tuple(name for name, kind in names.items() if kind == "limit")
-    headings = [f"*{s}*" if any(n.startswith(s) for n in limits) else s for s in shown]
-    shares = [(h, relative(s)) for h, s in zip(headings, shown, strict=True)]
-    times = [("ours", mine(lambda row: time("median")(row)))]
-    times += [
-        (COLUMNS[of], mine(time("median", of))) for of in COLUMNS if of != "seconds"
-    ]
-    if any("Python" in name for name in names):
-        shares = [("ours, Python", relative("ours, Python")), *shares]
-    return table(
-        cases,
-        [
-            ("case", lambda case: case["title"]),
-            *times,
-            ("GB/s", _rate),
-            *shares,
-            ("fastest peer", lambda case: _fastest(case, _ours(case))),
-            (
-                "fastest peer / ours, Python",
-                lambda case: _fastest(case, "ours, Python"),
-            ),
-            ("", lambda case: case.get("error", "")),
-        ],
-    )
+    rows = [row for case in cases for row in case.get("rows", ())]
+    limits = [row["name"] for row in rows if row["kind"] == "limit"]
+    both = any("Python" in row["name"] for row in rows)
+    shown = ["ours, Python", *shown] if both else shown
+    titles = ["case", "ours", *(COLUMNS[of] for of in _MEASURED[1:]), "GB/s"]
+    for start in shown:
+        of_limit = any(name.startswith(start) for name in limits)
+        titles.append(f"*{start}*" if of_limit else start)
+    titles += ["fastest peer", "fastest peer / ours, Python", ""]
+    cells = []
+    for case in cases:
+        found, ours = installed(case), _ours(case)
+        mine = found.get(ours, {})
+        line = [case["title"], *(time("median", of)(mine) for of in _MEASURED)]
+        line.append(_rate(case, mine))
+        for start in shown:
+            of_start = (r for name, r in found.items() if name.startswith(start))
+            line.append(next((ratio(row, ours) for row in of_start), ""))
+        fastest = (_fastest(case, each) for each in (ours, "ours, Python"))
+        cells.append([*line, *fastest, case.get("error", "")])
+    return grid(titles, cells)
 
 
-def _rate(case: Record) -> str:
+def _rate(case: Record, row: Record) -> str:
     """Return the bytes of a result in a second; of a loader, of a batch."""
-    row = installed(case).get(_ours(case))
     if not row or not case.get("nbytes") or "counts" in row:
         return ""
     return f"{case['nbytes'] / case.get('batches', 1) / row['median'] / 1e9:.3g}"

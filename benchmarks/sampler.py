@@ -1,9 +1,8 @@
 """What do batches of similar sizes save?
 
 Compares the padding, the balance between ranks and the plan time of ways to batch
-samples of different sizes. It also trains the detector of examples/ragged_digits.py
-with random batches and with batches of similar sizes. Padding and balance are exact,
-times are not.
+samples of different sizes. Padding and balance are exact, times are not. Trainings with
+and without such batches are in `training`.
 
 The algorithms of torchvision, mmdet and transformers are written here, because their
 packages are large and their samplers short. lhotse is a package.
@@ -13,16 +12,9 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import json
-import os
 import random
-import statistics
-import subprocess
-import sys
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -31,10 +23,9 @@ from torch.utils.data import BatchSampler, RandomSampler
 
 from pyparallel import SizeBatcher, SizeBatchSampler
 
-from . import growth, many_ranks, report
+from . import many_ranks, report
 from ._harness import Case, Contender, Effort, Record
 from .command import Question
-from .report import duration
 from .sample_sizes import audio_lengths, coco_sizes, demo_sizes, sentence_lengths
 
 try:
@@ -42,10 +33,6 @@ try:
     from lhotse.dataset import DynamicBucketingSampler
 except ImportError:
     MonoCut = DynamicBucketingSampler = None
-
-ROOT = Path(__file__).resolve().parents[1]
-#: The window of random batches, and that of batches of similar sizes.
-WINDOWS = {"random": 1, "similar": 50}
 
 BATCH_SIZE = 16
 #: The number of ranks for which the balance is calculated.
@@ -247,46 +234,9 @@ def padding_by_window(args: argparse.Namespace, _: Effort) -> Record:
     return {"windows": windows, "number": number, "series": series}
 
 
-def plans(args: argparse.Namespace, effort: Effort) -> list[Record]:
-    """Return the growth of the time of a plan, for images and for texts."""
-    numbers = [1_000, 3_000, 10_000] if args.quick else [10_000, 100_000, 1_000_000]
-
-    def contenders(number: int) -> Iterator[Contender]:
-        for name, sizes_of in (("images", coco_sizes), ("sentences", sentence_lengths)):
-            sampler = partial(SizeBatchSampler, sizes_of(number), BATCH_SIZE, rank=0)
-            call = lambda make=sampler: len(make(num_replicas=8))  # noqa: E731
-            yield Contender(f"ours, {name}", call, "ours")
-
-    note = "synthetic: the sizes of COCO and sentences; 8 ranks, windows of 50 batches"
-    curves = growth.Curves("plan", note, "samples", numbers, contenders)
-    return [growth.measure(curves, effort)]
-
-
 def ranks(args: argparse.Namespace, _: Effort) -> Record:
     """Simulate many ranks that change their number."""
     return many_ranks.measure(*((20_000, 20) if args.quick else (10_000_000, 1000)))
-
-
-def train(args: argparse.Namespace, _: Effort) -> list[Record]:
-    """Return the result of each training run, with each seed and window in turn."""
-    options = "--scenes 64 --epochs 1 --val-scenes 8" if args.quick else "--epochs 5"
-    environ = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    script, found = str(ROOT / "examples" / "ragged_digits.py"), []
-    for seed in range(1 if args.quick else args.seeds):
-        for name, window in WINDOWS.items():
-            with tempfile.TemporaryDirectory() as folder:
-                more = f"--min-f1 0 --seed {seed} --window {window} --out {folder}"
-                subprocess.run(
-                    [sys.executable, script, *options.split(), *more.split()],
-                    env=environ,
-                    check=True,
-                    stdout=subprocess.DEVNULL,
-                    stderr=subprocess.DEVNULL,
-                )
-                summary = json.loads(Path(folder, "summary.json").read_text())
-            kept = {key: summary[key] for key in ("epoch_seconds", "padding", "f1")}
-            found.append({"batches": name, "seed": seed, **kept})
-    return found
 
 
 # ------------------------------------------------------------------------------- tables
@@ -319,39 +269,8 @@ def sections(run: Record) -> Iterator[str]:
             shares.append((str(window), lambda row, i=i: f"{row['padding'][i]:.4f}"))
         yield from ("### Padding by window", "", *report.table(found["series"], shares))
         yield ""
-    yield from growth.table(run.get("growth", ()))
     if "ranks" in run:
         yield from ("### Many ranks", "", *many_ranks.tables(run["ranks"]), "")
-    if "training" in run:
-        yield from ("### Training", "", *_training(run["training"]), "")
-
-
-def _training(runs: Sequence[Record]) -> Iterator[str]:
-    yield (
-        "The detector of examples/ragged_digits.py, one process and one thread. The "
-        "epochs are the medians of a run."
-    )
-    yield ""
-    yield from report.table(
-        runs,
-        [
-            ("batches", lambda run: run["batches"]),
-            ("seed", lambda run: str(run["seed"])),
-            ("padding", lambda run: f"{run['padding']:.3f}"),
-            ("epoch", lambda run: duration(statistics.median(run["epoch_seconds"]))),
-            ("F1", lambda run: f"{run['f1']:.3f}"),
-        ],
-    )
-    epochs: dict[str, list[float]] = {name: [] for name in WINDOWS}
-    for run in runs:
-        epochs[run["batches"]].append(statistics.median(run["epoch_seconds"]))
-    pairs = zip(epochs["random"], epochs["similar"], strict=True)
-    ratios = [random / similar for random, similar in pairs]
-    yield ""
-    yield (
-        f"An epoch with random batches takes {statistics.median(ratios):.3g} "
-        f"({min(ratios):.3g} - {max(ratios):.3g}) times as long."
-    )
 
 
 QUESTION = Question(
@@ -359,11 +278,6 @@ QUESTION = Question(
     "Batches of similar sizes",
     cases,
     Effort(rounds=10, max_seconds=10.0),
-    parts={
-        "window": padding_by_window,
-        "growth": plans,
-        "ranks": ranks,
-        "training": train,
-    },
+    parts={"window": padding_by_window, "ranks": ranks},
     page={"sections": sections, "columns": columns},
 )

@@ -27,8 +27,6 @@ RUNS = {
 def test_a_command_measures_all_cases_and_makes_its_page_of_the_records(
     name: str, tmp_path: Path
 ) -> None:
-    if name == "sampler":
-        pytest.importorskip("sklearn", reason="the training needs scikit-learn")
     threads, out = torch.get_num_threads(), ["--out", str(tmp_path)]
     options = [name, "--quick", *RUNS[name].split(), *out]
     commands.main(options)
