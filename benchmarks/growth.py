@@ -18,9 +18,11 @@ difference would look like growth.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
 
 from . import report
 from ._harness import Contender, Effort, Record
@@ -77,43 +79,29 @@ def measure(curves: Curves, effort: Effort) -> Record:
 
 def fit(sizes: Sequence[int], seconds: Sequence[float]) -> Record:
     """Return the fits described above; ``exponent`` is None without three sizes."""
-    points = [(n, t) for n, t in zip(sizes, seconds, strict=True) if n > 1]
-    fixed, each = _fit_line(*zip(*points, strict=True))
-    used = [(n, t) for n, t in points if each * n >= fixed and t > fixed]
-    record: Record = {"fixed": fixed, "each": each, "exponent": None}
-    if len(used) >= 3:
-        record["exponent"] = _slope([(n, t - fixed) for n, t in used])
-        record["as_measured"] = _slope(used)
-        record["from"], record["to"] = used[0][0], used[-1][0]
+    n, t = np.array([p for p in zip(sizes, seconds, strict=True) if p[0] > 1]).T
+    # Relative errors: the sum of ((a + b n) / t - 1) ** 2 is minimal.
+    (fixed, each), *_ = np.linalg.lstsq(np.stack([1 / t, n / t], 1), np.ones_like(t))
+    if fixed <= 0:
+        fixed, each = 0.0, (n / t).sum() / ((n / t) ** 2).sum()
+    used = (each * n >= fixed) & (t > fixed)
+    record: Record = {"fixed": float(fixed), "each": float(each), "exponent": None}
+    if used.sum() >= 3:
+        n, t = n[used], t[used]
+        record["exponent"] = _slope(n, t - fixed)
+        record["as_measured"] = _slope(n, t)
+        record["from"], record["to"] = int(n[0]), int(n[-1])
     return record
+
+
+def _slope(sizes: Any, seconds: Any) -> float:
+    return float(np.polyfit(np.log(sizes), np.log(seconds), 1)[0])
 
 
 def is_linear(fit: Record) -> bool:
     """Return True if the exponent is within its tolerance."""
     exponent = fit["exponent"]
     return exponent is not None and abs(exponent - LINEAR) <= TOLERANCE
-
-
-def _fit_line(sizes: Sequence[int], seconds: Sequence[float]) -> tuple[float, float]:
-    """Return a >= 0 and b of ``a + b * n``, by least squares of relative errors."""
-    # With u = 1/t and v = n/t, this minimises the sum of (a u + b v - 1) ** 2.
-    uu = math.fsum(1 / t**2 for t in seconds)
-    uv = math.fsum(n / t**2 for n, t in zip(sizes, seconds, strict=True))
-    vv = math.fsum((n / t) ** 2 for n, t in zip(sizes, seconds, strict=True))
-    u = math.fsum(1 / t for t in seconds)
-    v = math.fsum(n / t for n, t in zip(sizes, seconds, strict=True))
-    determinant = uu * vv - uv * uv
-    fixed = (u * vv - v * uv) / determinant if determinant > 0 else 0.0
-    if fixed <= 0:
-        return 0.0, v / vv
-    return fixed, (v - fixed * uv) / vv
-
-
-def _slope(points: Sequence[tuple[float, float]]) -> float:
-    xs, ys = ([math.log(p[i]) for p in points] for i in (0, 1))
-    x, y = math.fsum(xs) / len(xs), math.fsum(ys) / len(ys)
-    over = math.fsum((a - x) * (b - y) for a, b in zip(xs, ys, strict=True))
-    return over / math.fsum((a - x) ** 2 for a in xs)
 
 
 def table(growths: Sequence[Record]) -> list[str]:

@@ -19,9 +19,9 @@ from torch import Tensor
 
 from pyparallel import backend
 
+from ..peers import MEAN, STD
 from .target import DryRun, Gpu, target
 
-MEAN, STD = (123.675, 116.28, 103.53), (58.395, 57.12, 57.375)
 #: The key of the copy in the ceilings of a GPU.
 COPY = "ceiling: device to device, read + write"
 
@@ -74,8 +74,7 @@ def pack_leaves(nbytes: Sequence[int], device: torch.device) -> Workload:
 
 def pack_large(device: torch.device, num: int, side: int) -> Workload:
     """Pack leaves with odd numbers of bytes."""
-    nbytes = [128 * side - 1 - 2 * (i % 50) for i in range(60 * num)]
-    return pack_leaves(nbytes, device)
+    return pack_leaves([128 * side - 1 - 2 * (i % 50) for i in range(60 * num)], device)
 
 
 def pack_tiny(count: int, device: torch.device, num: int, side: int) -> Workload:
@@ -84,27 +83,22 @@ def pack_tiny(count: int, device: torch.device, num: int, side: int) -> Workload
 
 
 def image_batch(
-    source: torch.dtype,
-    value: torch.dtype,
-    pixels: bool,
-    device: torch.device,
-    num: int,
-    side: int,
-) -> Workload:
+    source: torch.dtype, value: torch.dtype, pixels: bool
+) -> Callable[[torch.device, int, int], Workload]:
     """Normalise and pad images, (h, w, C) if ``pixels``."""
-    images = []
-    for i in range(num):
-        height, width = side - i % 7, side - 3 * i % 64
-        shape = (height, width, 3) if pixels else (3, height, width)
-        image = torch.randint(0, 256, shape, dtype=torch.uint8, device=device)
-        image = image.to(source)
-        images.append(image.permute(2, 0, 1) if pixels else image)
-    batch = torch.empty(num, 3, side, side, dtype=value, device=device)
-    numbers = (MEAN, STD, (0, 0, 0))
-    launch = partial(
-        backend.image_batch, batch, images, None, *numbers, False, exact=True
-    )
-    return Workload(launch, batch, images)
+
+    def make(device: torch.device, num: int, side: int) -> Workload:
+        images = []
+        for i in range(num):
+            shape = (side - i % 7, side - 3 * i % 64, 3)
+            image = torch.randint(0, 256, shape, dtype=torch.uint8, device=device)
+            image = image.to(source).permute(2, 0, 1)
+            images.append(image if pixels else image.contiguous())
+        batch = torch.empty(num, 3, side, side, dtype=value, device=device)
+        given = (batch, images, None, MEAN, STD, (0, 0, 0), False)
+        return Workload(partial(backend.image_batch, *given, exact=True), batch, images)
+
+    return make
 
 
 Make = Callable[[torch.device, int, int], Workload]
@@ -113,7 +107,7 @@ _BYTE, _FLOAT, _BRAIN = torch.uint8, torch.float32, torch.bfloat16
 PROFILED: dict[str, Make] = {
     "pad_copy": pad_images,
     "pack": pack_large,
-    "image_batch": partial(image_batch, _BYTE, _FLOAT, False),
+    "image_batch": image_batch(_BYTE, _FLOAT, False),
 }
 #: All timed workloads.
 TIMED: dict[str, Make] = {
@@ -123,16 +117,12 @@ TIMED: dict[str, Make] = {
     "pack, large leaves": pack_large,
     "pack, 64 tiny leaves": partial(pack_tiny, 64),
     "pack, 528 tiny leaves": partial(pack_tiny, 528),
-    "image_batch, uint8 to float32": PROFILED["image_batch"],
-    "image_batch, uint8 to bfloat16": partial(image_batch, _BYTE, _BRAIN, False),
-    "image_batch, uint8 (h, w, C) to float32": partial(
-        image_batch, _BYTE, _FLOAT, True
-    ),
-    "image_batch, uint8 (h, w, C) to bfloat16": partial(
-        image_batch, _BYTE, _BRAIN, True
-    ),
-    "image_batch, float32 to float32": partial(image_batch, _FLOAT, _FLOAT, False),
-    "image_batch, float32 to bfloat16": partial(image_batch, _FLOAT, _BRAIN, False),
+    "image_batch, uint8 to float32": image_batch(_BYTE, _FLOAT, False),
+    "image_batch, uint8 to bfloat16": image_batch(_BYTE, _BRAIN, False),
+    "image_batch, uint8 (h, w, C) to float32": image_batch(_BYTE, _FLOAT, True),
+    "image_batch, uint8 (h, w, C) to bfloat16": image_batch(_BYTE, _BRAIN, True),
+    "image_batch, float32 to float32": image_batch(_FLOAT, _FLOAT, False),
+    "image_batch, float32 to bfloat16": image_batch(_FLOAT, _BRAIN, False),
 }
 
 
