@@ -1,4 +1,4 @@
-"""Questions: what a command measures, in which processes, and its records and page."""
+"""Questions: the measurements of a command, its processes, its records and its page."""
 
 from __future__ import annotations
 
@@ -172,7 +172,8 @@ def _child(
     with tempfile.TemporaryDirectory() as scratch:
         path = Path(scratch) / "records.json"
         command = [sys.executable, "-m", "benchmarks", question.name, *_options(args)]
-        command += ["--malloc", mode, "--out", scratch, "--json", str(path)]
+        command += ["--malloc", mode, "--no-charts"]
+        command += ["--out", scratch, "--json", str(path)]
         command += ["--only-cases"] * (not whole)
         kept = {k: v for k, v in os.environ.items() if not k.startswith("MALLOC_")}
         options: Any = {
@@ -192,7 +193,8 @@ def _options(args: argparse.Namespace) -> Iterator[str]:
     for name in ("rounds", "max_seconds"):
         if value := getattr(args, name):
             yield from (f"--{name.replace('_', '-')}", str(value))
-    yield from ("--threads", *map(str, args.threads))
+    for name in ("threads", "workers"):
+        yield from (f"--{name}", *map(str, getattr(args, name)))
     yield from ["--quick"] * args.quick
 
 

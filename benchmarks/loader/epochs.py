@@ -145,7 +145,8 @@ class Ways:
 
         def facts() -> Record:
             found = epochs.facts()
-            found["facts"].update(self.more(make))
+            if not python:  # a new process uses the extension
+                found["facts"].update(self.more(make))
             return found
 
         return Contender(

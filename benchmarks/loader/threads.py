@@ -17,7 +17,7 @@ from torch.utils.data import Dataset
 from pyparallel import DataLoader, pad_stack
 
 from .. import data
-from .._harness import AS_LOADED, Case, Contender, Goal
+from .._harness import Case, Contender, Goal
 from ..processes import peak_of_epoch
 from .epochs import Make, Run, Ways, case, first_batch, per_batch
 from .others import PEERS, Peer, absent
@@ -119,8 +119,7 @@ def _contenders(
 
 def _memory(make: Make) -> dict[str, int]:
     """Return the peak of memory of a process with a loader and of its workers."""
-    # The other process has the extension.
-    return {"memory": peak_of_epoch(make)} if AS_LOADED["name"] == "native" else {}
+    return {"memory": peak_of_epoch(make)}
 
 
 # ----------------------------------------------------------------------------- samples

@@ -64,11 +64,12 @@ def test_a_command_measures_all_cases_and_makes_its_page_of_the_records(
     if name == "collate":
         growth = records["runs"][-1]["growth"]
         assert {each["x"] for each in growth} == {"samples", "leaves"}
-    elif name == "loader" and "ours, native" in text:
+    elif name == "loader":
         rows = [
             row
             for case in records["runs"][0]["cases"]
             if case["title"].startswith("threads: ragged")
             for row in case["rows"]
+            if row["installed"] and "Python" not in row["name"]
         ]
-        assert all(row["facts"]["memory"] > 1e7 for row in rows if row["installed"])
+        assert all(row["facts"]["memory"] > 1e7 for row in rows)
