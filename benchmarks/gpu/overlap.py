@@ -13,7 +13,7 @@ import torch.utils.data
 from pyparallel import DataLoader, PreDataLoader
 
 from .._harness import Contender, Goal
-from ..loader.epochs import Make, Run, Ways
+from ..loader.epochs import Make, Run, Ways, loader
 from ..loader.overlap import (
     COMPUTE,
     DATA,
@@ -89,18 +89,15 @@ def _contenders(
     items = Inflated(num * _BATCH, nbytes)
     workers = 1 if where.dry else 4
 
-    def loader(kind: Any, workers: int, pin: bool) -> Any:
-        more: dict[str, Any] = {}
-        if workers:
-            more = {"persistent_workers": True, "multiprocessing_context": "fork"}
+    def made(kind: Any, workers: int, pin: bool = False) -> Any:
         pin = pin and not where.dry
-        return kind(items, _BATCH, num_workers=workers, pin_memory=pin, **more)
+        return loader(kind, items, _BATCH, workers, pin_memory=pin)()
 
     def sent(kind: Any, workers: int, pin: bool) -> Make:
         def send(batch: Any) -> Any:
             return batch.to(where.device, non_blocking=True)
 
-        return lambda: Sent(loader(kind, workers, pin), send)
+        return lambda: Sent(made(kind, workers, pin), send)
 
     torchs: Any = torch.utils.data.DataLoader
     plain = sent(torchs, 0, False)
@@ -119,8 +116,8 @@ def _contenders(
     many = f"{workers} worker{'s' * (workers > 1)}"
     in_ours = f"ours around our DataLoader, {many}"
     found = [
-        way("ours", lambda: ahead(loader(torchs, 0, False)), run, "ours"),
-        way(in_ours, lambda: ahead(loader(DataLoader, workers, False)), run, "ours"),
+        way("ours", lambda: ahead(made(torchs, 0)), run, "ours"),
+        way(in_ours, lambda: ahead(made(DataLoader, workers)), run, "ours"),
         way(f"{_TORCHS}, no workers", sent(torchs, 0, True), run),
         way(f"{_TORCHS}, {many}", sent(torchs, workers, True), run),
     ]

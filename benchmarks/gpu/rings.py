@@ -14,7 +14,7 @@ from torch import Tensor
 from pyparallel import DataLoader, scatter
 
 from .._harness import Contender, Goal
-from ..loader.epochs import Items, Ways, per_batch
+from ..loader.epochs import Items, Ways, loader, per_batch
 from .case import GpuCase, Made, Rotation
 from .target import DryRun
 from .transfers import MIB, RAW, TORCH_PINNED
@@ -75,22 +75,15 @@ class Sent:
 def _loader(kind: Any, nbytes: int, num: int, workers: int, **options: Any) -> Any:
     """Return a loader of ``num`` batches with forked, persistent workers."""
     samples = [torch.full((nbytes,), i, dtype=torch.uint8) for i in range(_BATCH + 3)]
-    return kind(
-        Items(samples, num * _BATCH),
-        _BATCH,
-        num_workers=workers,
-        persistent_workers=True,
-        multiprocessing_context="fork",
-        **options,
-    )
+    return loader(kind, Items(samples, num * _BATCH), _BATCH, workers, **options)()
 
 
 def _slabs(nbytes: int, num: int, where: DryRun) -> Made:
     """Compare a slab of the ring with memory that torch pinned."""
     pinned = not where.dry
-    loader = _loader(DataLoader, nbytes, num, 1, ring_slabs=num, pin_memory=pinned)
-    slabs = list(loader)
-    if loader.stats().ring_hits < num or (pinned and not slabs[0].is_pinned()):
+    ours = _loader(DataLoader, nbytes, num, 1, ring_slabs=num, pin_memory=pinned)
+    slabs = list(ours)
+    if ours.stats().ring_hits < num or (pinned and not slabs[0].is_pinned()):
         raise RuntimeError(
             "all batches must be in pinned slabs, but are not. Raise the limit of "
             "locked memory (ulimit -l)."
@@ -104,9 +97,9 @@ def _slabs(nbytes: int, num: int, where: DryRun) -> Made:
     def raw(pinned: Tensor) -> None:
         where.raw_copy(target, pinned)
 
-    ours = turns.of(lambda slab: scatter(slab, [where.index])[0], 0)
+    sent = turns.of(lambda slab: scatter(slab, [where.index])[0], 0)
     contenders = [
-        Contender("ours", ours, "ours"),
+        Contender("ours", sent, "ours"),
         Contender(TORCH_PINNED, turns.of(to, 1)),
         Contender(RAW, turns.of(raw, 1), "limit"),
     ]

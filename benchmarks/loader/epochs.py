@@ -9,6 +9,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,15 @@ class Items(Dataset[Any]):
         if not 0 <= i < self.num:
             raise IndexError(i)
         return self.samples[i % len(self.samples)]
+
+
+def loader(
+    kind: Any, items: Any, batch_size: int | None, workers: int, **options: Any
+) -> Make:
+    """Return a function that makes a loader, with forked workers that wait."""
+    if workers:
+        options |= {"persistent_workers": True, "multiprocessing_context": "fork"}
+    return partial(kind, items, batch_size, num_workers=workers, **options)
 
 
 class Epochs:

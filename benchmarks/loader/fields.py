@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -15,7 +15,17 @@ from torch.utils.data import DataLoader as TorchLoader
 from pyparallel import DataLoader, PreDataLoader
 
 from .._harness import Case, Contender, Goal
-from .epochs import Items, Run, Ways, add_net, case, first_batch, per_batch
+from .epochs import (
+    Items,
+    Make,
+    Run,
+    Ways,
+    add_net,
+    case,
+    first_batch,
+    loader,
+    per_batch,
+)
 
 #: 28 samples of 4 tensors: a batch of 112.
 SAMPLES = 28
@@ -148,26 +158,19 @@ def _prefetched(samples: Sequence[Any], num: int) -> list[Contender]:
 def _sent(num: int, pause: float, run: Run) -> list[Contender]:
     """Return loaders of ``num`` batches with a pause of the worker before each."""
 
-    def loader(kind: Any, sends: bool, **options: Any) -> Callable[[], Any]:
-        return partial(
-            kind,
-            Items([targets()], num),
-            None,  # an item is a batch
-            num_workers=1,
-            prefetch_factor=1 if pause else 2,
-            collate_fn=Remaking(sends, pause),
-            **_PERSISTENT,
-            **options,
-        )
+    def made(kind: Any, sends: bool, **options: Any) -> Make:
+        options["prefetch_factor"] = 1 if pause else 2
+        options["collate_fn"] = Remaking(sends, pause)
+        return loader(kind, Items([targets()], num), None, 1, **options)
 
     ways = Ways(run, lambda batch: batch["fields"])
-    by_name = loader(TorchLoader, True, worker_init_fn=share_by_name)
+    by_name = made(TorchLoader, True, worker_init_fn=share_by_name)
     return [
-        *ways.ours(loader(DataLoader, True)),
-        ways.peer(BY_TORCH, loader(TorchLoader, True)),
+        *ways.ours(made(DataLoader, True)),
+        ways.peer(BY_TORCH, made(TorchLoader, True)),
         ways.peer(BY_NAME, by_name),
-        ways.peer(FLOOR, loader(TorchLoader, False), "limit"),
-        ways.peer(FLOOR_OF_OURS, loader(DataLoader, False), "limit"),
+        ways.peer(FLOOR, made(TorchLoader, False), "limit"),
+        ways.peer(FLOOR_OF_OURS, made(DataLoader, False), "limit"),
     ]
 
 

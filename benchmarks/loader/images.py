@@ -15,7 +15,16 @@ from pyparallel import DataContainer, DataLoader, collate
 
 from .. import data, peers
 from .._harness import Case, Contender, Goal
-from .epochs import CopyWhole, Items, Ways, case, per_batch, touch_pages
+from .epochs import (
+    CopyWhole,
+    Items,
+    Make,
+    Ways,
+    case,
+    loader,
+    per_batch,
+    touch_pages,
+)
 
 MMCV = "mmcv 1.x collate, torch's loader"
 ONE_PASS = "ours collate, torch's loader"
@@ -70,16 +79,9 @@ def _contenders(
 ) -> list[Contender]:
     samples = make()
 
-    def loader(kind: Any, items: Sequence[Any], collate_fn: Any) -> Callable[[], Any]:
-        return partial(
-            kind,
-            Items(items, num_batches * batch_size),
-            batch_size,
-            num_workers=workers,
-            collate_fn=collate_fn,
-            persistent_workers=True,
-            multiprocessing_context="fork",
-        )
+    def made(kind: Any, items: Sequence[Any], collate_fn: Any) -> Make:
+        repeated = Items(items, num_batches * batch_size)
+        return loader(kind, repeated, batch_size, workers, collate_fn=collate_fn)
 
     options: Any = {"stack": True, "pad_dims": 2}
     mine = [DataContainer(sample, **options) for sample in samples]
@@ -88,19 +90,19 @@ def _contenders(
     if peers.mmcv_collate is not None:
         theirs = [peers.MmcvContainer(sample, **options) for sample in samples]
         function = partial(peers.mmcv_collate, samples_per_gpu=batch_size)
-        mmcv = loader(TorchLoader, theirs, function)
+        mmcv = made(TorchLoader, theirs, function)
     boxed = Ways(per_batch(lambda batch: use(batch.data[0])), lambda x: x.data[0])
     plain = Ways(per_batch(use))
     found = [
-        *boxed.ours(loader(DataLoader, mine, ours)),
+        *boxed.ours(made(DataLoader, mine, ours)),
         boxed.peer(MMCV, mmcv),
-        boxed.peer(ONE_PASS, loader(TorchLoader, mine, ours)),
-        plain.peer(FILL, loader(TorchLoader, samples, _fill)),
+        boxed.peer(ONE_PASS, made(TorchLoader, mine, ours)),
+        plain.peer(FILL, made(TorchLoader, samples, _fill)),
     ]
     if len({sample.shape for sample in samples}) == 1:
-        in_ours = loader(DataLoader, samples, default_collate)
+        in_ours = made(DataLoader, samples, default_collate)
         found += [
-            plain.peer(TORCH, loader(TorchLoader, samples, default_collate)),
+            plain.peer(TORCH, made(TorchLoader, samples, default_collate)),
             plain.peer(TORCH_IN_OURS, in_ours, "ours"),
         ]
     return found

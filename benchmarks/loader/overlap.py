@@ -19,7 +19,7 @@ from torch.utils.data import Dataset
 from pyparallel import DataLoader, PreDataLoader
 
 from .._harness import Case, Contender, Record, summarise
-from .epochs import Ways, case
+from .epochs import Ways, case, loader
 
 #: The time for data, in steps.
 DATA = 0.8
@@ -134,14 +134,9 @@ class Step:
 
 def _contenders(dataset: Callable[[], Any]) -> list[Contender]:
     items = dataset()
-
-    def loader(kind: Any, workers: int) -> Callable[[], Any]:
-        more: dict[str, Any] = {}
-        if workers:
-            more = {"persistent_workers": True, "multiprocessing_context": "fork"}
-        return partial(kind, items, _BATCH, num_workers=workers, **more)
-
-    plain, in_worker = loader(TorchLoader, 0), loader(DataLoader, 1)
+    plain = loader(TorchLoader, items, _BATCH, 0)
+    in_worker = loader(DataLoader, items, _BATCH, 1)
+    torchs = loader(TorchLoader, items, _BATCH, 1)
     step = Step(_fastest(plain()) / DATA)
     steps = Ways(partial(with_step, step), costs=False)
     alone = Ways(partial(step_alone, step), costs=False)
@@ -154,7 +149,7 @@ def _contenders(dataset: Callable[[], Any]) -> list[Contender]:
         ),
         steps.peer("ours: DataLoader, 1 worker", in_worker, "ours"),
         steps.peer("torch's loader, no workers", plain),
-        steps.peer("torch's loader, 1 worker", loader(TorchLoader, 1)),
+        steps.peer("torch's loader, 1 worker", torchs),
         steps.peer("a bare thread and a queue", lambda: Bare(plain()), "limit"),
         alone.peer(COMPUTE, plain, "limit"),
         fetch.peer(FETCH, plain, "limit"),
