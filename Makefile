@@ -13,7 +13,6 @@ DIST       ?= $(CURDIR)/dist
 # Options of scripts/test_matrix.py.
 MATRIX     ?=
 BENCH_ARGS ?=
-LOADER_ARGS ?=
 PYTEST_ARGS ?=
 # The number of parallel test processes; tests of one file run one after the other. Many
 # tests wait for processes and threads, so this is one more than the cores of most CI machines.
