@@ -8,9 +8,8 @@ from ..shm.ring import Ring, largest_slab, total_nbytes
 from ..shm.serialization import RingMiss
 from . import preflight as preflight_module
 from .arguments import Loader
-from .messages import Facts
-from .reader import Figures
-from .stats import Meter, warn_about_padding
+from .reader import Answer
+from .stats import STACKED_AND_PADDING, Meter, warn_about_padding
 
 #: Slabs in addition to one for each requested batch: a training loop and a
 #: `PreDataLoader` hold this number of batches at a time.
@@ -94,24 +93,18 @@ class BatchReceiver:
             start_method=preflight_module.start_method_of(loader),
         )
 
-    def count(
-        self, start: int, figures: Figures, nbytes: int, facts: Facts | None
-    ) -> None:
+    def count(self, start: int, answer: Answer) -> None:
         """Count a batch that its consumer has waited for.
 
         Args:
             start: the reading of the meter's clock at the start of the wait.
-            figures: the measurements of the process that made it.
-            nbytes: the bytes of its tensors.
-            facts: the facts about its message. None: it was made in this thread.
+            answer: the answer with the batch.
         """
-        meter = self.meter
-        meter.count_batch(start, figures, nbytes, facts)
-        if figures.padding_nbytes:
-            warn_about_padding(meter, figures.stacked_nbytes, figures.padding_nbytes)
-        if facts is None or (miss := facts.miss) is None:
+        self.meter.count_wait(start, 1, answer.figures)
+        warn_about_padding(self.meter, *answer.figures[STACKED_AND_PADDING])
+        if (miss := answer.miss) is None:
             return
-        meter.misses[miss.reason] += 1
+        self.meter.misses[miss.reason] += 1
         # Workers that started while the ring had no memory do not use it.
         if miss.reason != "off" and self.ring is not None:
             _warn_about_miss(miss, self.ring)

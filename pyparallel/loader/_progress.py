@@ -49,6 +49,9 @@ from .sample_errors import (
     warn_of_left_out,
 )
 
+#: The indices of an iterable dataset.
+_NOT_DRAWN: tuple[int, int, bool, Any] = (0, 0, False, None)
+
 
 class Progress:
     """One epoch of one iterator of a loader.
@@ -442,25 +445,13 @@ class Progress:
         state = self._fixed_state(loader)
         if state is not None:
             return partial(_checked, state)
-        order = self.order
-        found = {
-            "base_seed": self.base_seed,
-            "sampler": order.state if order else None,
-            "given": self.num_delivered,
-            "ranks": self._ranks,
-            "workers": self._copy_records(),
-            "epoch": {
-                **self._epoch,
-                "drawn": order.num_drawn if order else 0,
-                "digest": order.digest if order else 0,
-                "exhausted": order.exhausted if order else False,
-                "turn": self.dataset.turn,
-            },
-        }
+        order, drawn, workers = self.order, _NOT_DRAWN, self._copy_records()
+        if order is not None:
+            drawn = order.num_drawn, order.digest, order.exhausted, order.state
+        numbers = self.num_delivered, len(self.errors), self.dataset.turn
         generators = {name: g.get_state() for name, g in self._generators.items()}
         shared = None if self.program_draws else _random_state.raw_states()
-        errors = self.errors, len(self.errors)
-        return partial(self._state_at, found, errors, shared, generators)
+        return partial(self._state_at, numbers, drawn, workers, shared, generators)
 
     def _fixed_state(self, loader: Loader) -> dict[str, Any] | None:
         """Return the state outside of an epoch and before its first batch, or None."""
@@ -485,20 +476,29 @@ class Progress:
 
     def _state_at(
         self,
-        found: dict[str, Any],
-        errors: tuple[list[SampleError], int],
+        numbers: tuple[int, int, int],
+        drawn: tuple[int, int, bool, Any],
+        workers: dict[str, dict[str, Any]],
         shared: Any,
         generators: dict[str, torch.Tensor],
     ) -> dict[str, Any]:
         """Return the state at a position; see `position`."""
-        if shared is None:
-            shared = _random_state.raw_states()
+        num_delivered, num_errors, turn = numbers
+        num_drawn, digest, exhausted, sampler = drawn
+        epoch = {"drawn": num_drawn, "digest": digest, "exhausted": exhausted}
         state = {
             **self._initial,
-            **found,
-            "random": _random_state.encode(shared, generators),
+            "base_seed": self.base_seed,
+            "sampler": sampler,
+            "given": num_delivered,
+            "ranks": self._ranks,
+            "workers": workers,
+            "epoch": {**self._epoch, **epoch, "turn": turn},
+            "random": _random_state.encode(
+                shared or _random_state.raw_states(), generators
+            ),
             "epochs": self._epoch["epochs"],
-            "errors": [list(error) for error in errors[0][: errors[1]]],
+            "errors": [list(error) for error in self.errors[:num_errors]],
         }
         return _checked(state)
 

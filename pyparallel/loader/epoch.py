@@ -19,8 +19,6 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils.data import IterableDataset, dataloader
 
-from ..batch import pytree
-from ..batch.container import DataContainer
 from ..core.errors import LoaderWarning, warn, warn_once
 from ..core.torch_private import LoaderIter, RangeInC, is_profiling, pin_memory
 from ..core.tracing import span
@@ -36,7 +34,7 @@ from ._random_state import SampleTask
 from .arguments import Loader
 from .errors import dead_worker_error, raise_error, raise_thread_error
 from .fetchers import Source
-from .messages import BatchProgram, Facts, unpack_answer
+from .messages import BatchProgram, unpack_answer
 from .preflight import check_workers, start_method_of
 from .reader import BATCH, END, ERROR, NOT_STARTED, Answer, Reader
 from .thread_reader import ThreadReader, start_threads
@@ -50,8 +48,6 @@ _LENGTH_ADVICE = (
 )
 #: A warning follows if a worker does not begin its first batch for this time.
 _IDLE_SECONDS = 60.0
-#: Classes of leaves that contain no tensors.
-_WITHOUT_TENSORS = frozenset((int, float, bool, str, bytes, type(None)))
 #: The globals of torch's methods. Methods of other libraries have other globals.
 _TORCH_GLOBALS = vars(dataloader)
 
@@ -282,15 +278,15 @@ class Epoch(LoaderIter):
 
     def _choose_worker(self) -> int | None:
         """Return the next worker in turn that has not ended, None if all have."""
-        limit = self._window_size // max(sum(self._active), 1)
         for _ in range(self._num_workers):
             worker, self._turn = self._turn, (self._turn + 1) % self._num_workers
-            if self._active[worker] and (
-                self._in_order
-                or sum(each.worker == worker for each in self._window) < limit
-            ):
+            if self._active[worker] and (self._in_order or not self._is_full(worker)):
                 return worker
         return None
+
+    def _is_full(self, worker: int) -> bool:
+        num_pending = sum(each.worker == worker for each in self._window)
+        return num_pending >= self._window_size // max(sum(self._active), 1)
 
     # ----------------------------------------------------------------- answers
 
@@ -300,14 +296,18 @@ class Epoch(LoaderIter):
         start = meter.clock()
         try:
             with span("pyparallel.wait"):
-                answer, facts = self._next_answer()
+                answer = self._next_answer()
         except BaseException as error:
             meter.count_wait(start)
             if isinstance(error, StopIteration):
                 self._end_epoch()
             raise
-        self._count(start, answer, facts)
-        if self._pin_memory and (facts is None or not facts.is_pinned):
+        if answer.failures:
+            self._count_failures(answer.failures)
+        if answer.report is not None:
+            self._progress.dataset.report = pickle.loads(answer.report)
+        self._receiver.count(start, answer)
+        if self._pin_memory and not answer.is_pinned:
             # In this thread, unlike torch: few batches are outside of a pinned ring.
             # Without such a ring, a `PreDataLoader` pins them during the step.
             self._pool.on_wait()
@@ -322,16 +322,16 @@ class Epoch(LoaderIter):
         self._count_failures(failures)
         self._progress.check_end()
 
-    def _next_answer(self) -> tuple[Answer, Facts | None]:
+    def _next_answer(self) -> Answer:
         """Return the answer with the next batch."""
         if not self._has_workers:
-            return self._read_here(), None
+            return self._read_here()
         while self._window:
             if (error := self._window[0].error) is not None:
                 self._window.popleft()
                 self._pass_task()
                 raise error
-            worker, answer, facts = self._receive()
+            worker, answer = self._receive()
             self._forget_task(worker)
             if answer.kind == END:
                 self._end_worker(worker, answer.failures)
@@ -343,7 +343,7 @@ class Epoch(LoaderIter):
                     raise_thread_error(answer.value, worker, answer.location)
                 raise_error(answer.value)
             if answer.kind == BATCH:
-                return answer, facts
+                return answer
             self._leave_out(answer)
         if not self._persistent_workers:
             self._shutdown_workers()
@@ -385,14 +385,14 @@ class Epoch(LoaderIter):
                 del self._window[place]
                 return
 
-    def _receive(self) -> tuple[int, Answer, Facts | None]:
+    def _receive(self) -> tuple[int, Answer]:
         """Wait for an answer of this epoch."""
         while True:
             number, packed = self._receive_packed()
             is_stale = self._stale[number] > 0
             self._stale[number] -= is_stale
             try:  # also if the answer is dropped: this frees its slab
-                answer, facts = unpack_answer(*packed) if self._pool.packs else packed
+                answer = unpack_answer(*packed) if self._pool.packs else packed
             except Exception:  # of the user's class
                 if is_stale:
                     continue
@@ -400,7 +400,7 @@ class Epoch(LoaderIter):
                 self._pass_task()
                 raise
             if not is_stale:
-                return number, answer, facts
+                return number, answer
 
     def _receive_packed(self) -> tuple[int, Any]:
         worker = self._window[0].worker if self._in_order else None
@@ -497,19 +497,6 @@ class Epoch(LoaderIter):
         self._send_next()
 
     # ------------------------------------------------------------ counters, position
-
-    def _count(self, start: int, answer: Answer, facts: Facts | None) -> None:
-        """Count the batch that the loop is about to receive."""
-        if answer.failures:
-            self._count_failures(answer.failures)
-        if answer.report is not None:
-            self._progress.dataset.report = pickle.loads(answer.report)
-        if facts is None or not self._pool.packs:  # read in this process
-            value = answer.value
-            nbytes = value.nbytes if type(value) is torch.Tensor else _nbytes(value)
-        else:
-            nbytes = facts.nbytes
-        self._receiver.count(start, answer.figures, nbytes, facts)
 
     def _leave_out(self, answer: Answer) -> None:
         """Count a batch whose samples all failed."""
@@ -665,32 +652,3 @@ def _copied(indices: Any) -> Any:
     if hasattr(indices, "__array__"):  # of NumPy or torch
         return copy.deepcopy(indices)
     return indices.copy() if type(indices) is list else indices
-
-
-def _nbytes(batch: Any) -> int:
-    """Return the bytes of all tensors in a batch."""
-    try:
-        return _sum_nbytes(batch, 0)
-    except Exception:  # a reference cycle, or an object that fails to be read
-        return 0
-
-
-def _sum_nbytes(batch: Any, depth: int) -> int:
-    cls = type(batch)
-    # Faster for most batches: `pytree.flatten` takes twice as long.
-    if cls is dict or cls is list or cls is tuple:
-        if depth > pytree.MAX_DEPTH:
-            raise pytree.nesting_error("the batch")
-        total = 0
-        for value in batch.values() if cls is dict else batch:
-            if type(value) not in _WITHOUT_TENSORS:
-                total += _sum_nbytes(value, depth + 1)
-        return total
-    if isinstance(batch, torch.Tensor):
-        return batch.numel() * batch.element_size()
-    if isinstance(batch, DataContainer):
-        return _sum_nbytes(batch.data, depth + 1)
-    leaves, _ = pytree.flatten(batch)
-    if len(leaves) == 1 and leaves[0] is batch:
-        return 0
-    return sum(_sum_nbytes(leaf, depth + 1) for leaf in leaves)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import marshal
 import pickle
 import sys
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
@@ -26,24 +26,8 @@ from ..shm.serialization import RingMiss
 from ..workers import descriptors
 from ..workers.interface import Outgoing
 from .errors import pack_error, worker_text
-from .reader import BATCH, ERROR, NOT_STARTED, Answer, Figures, Reader, Task
+from .reader import BATCH, ERROR, NOT_STARTED, Answer, Reader, Task
 from .tracebacks import clear_frames
-
-
-class Facts(NamedTuple):
-    """Facts about the message of a batch.
-
-    Attributes:
-        nbytes: the bytes of its tensors.
-        is_in_ring: they are in a slab, or few, in the message.
-        is_pinned: all of them are in pinned memory.
-        miss: the reason why they are not in the ring, or None.
-    """
-
-    nbytes: int
-    is_in_ring: bool
-    is_pinned: bool
-    miss: RingMiss | None
 
 
 class BatchProgram:
@@ -83,7 +67,7 @@ class BatchProgram:
         slab = LazySlab(self._ring, self._holder, self._limit)
         with allocation.allocate_from(slab, packs=self._packs):
             answer = self._reader.run(task)
-        kind, value, failures, report, _, location = answer
+        kind, value, failures, report, _, location, *_ = answer
         del answer  # see Note [references to a batch]
         if kind == BATCH:
             held = [value]
@@ -132,11 +116,11 @@ class BatchProgram:
         if packed.was_shared and not self._moves:
             self._moves = True
             self._reader.collate_in(_IntoSlab())
-        miss = packed.miss
-        in_ring = miss is None and self._ring is not None and packed.nbytes > 0
-        facts = packed.nbytes, in_ring, miss and tuple(miss)
-        figures = self._reader.end_message()
-        head = _pack_head(BATCH, None, failures, report, (*figures, *facts))
+        miss, nbytes = packed.miss, packed.nbytes
+        is_hit = miss is None and self._ring is not None and nbytes > 0
+        figures = self._reader.end_message(nbytes, is_hit, miss is not None)
+        measured = tuple(figures), miss and tuple(miss)
+        head = _pack_head(BATCH, None, failures, report, measured)
         return Outgoing(head, packed.body, sent)
 
 
@@ -152,22 +136,20 @@ def _pack_head(
     return marshal.dumps((kind, value, left_out, report, measured))
 
 
-def unpack_answer(
-    head: bytes, tail: Any, sent: tuple[int, ...] = ()
-) -> tuple[Answer, Facts | None]:
-    """Return the answer of a message, and facts about the message of a batch."""
+def unpack_answer(head: bytes, tail: Any, sent: tuple[int, ...] = ()) -> Answer:
+    """Return the answer of a message."""
     kind, value, left_out, report, measured = marshal.loads(head)
     failures = () if left_out is None else pickle.loads(left_out)
     if not measured:
-        return Answer(kind, value, failures, report), None
+        return Answer(kind, value, failures, report)
     if sent:
         with descriptors.arriving(sent):
             batch, is_pinned = unpack(tail)
     else:
         batch, is_pinned = unpack(tail)
-    *figures, nbytes, in_ring, miss = measured
-    facts = Facts(nbytes, in_ring, is_pinned, miss and RingMiss(*miss))
-    return Answer(kind, batch, failures, report, Figures(*figures)), facts
+    figures, miss = measured
+    found = miss and RingMiss(*miss)
+    return Answer(kind, batch, failures, report, figures, "", is_pinned, found)
 
 
 class _IntoSlab(TorchFunctionMode):

@@ -9,41 +9,29 @@ from typing import Any, NamedTuple
 
 import torch
 
+from ..batch import pytree
+from ..batch.container import DataContainer
 from ..batch.stack import PaddingCounter
 from ..core.cpu_time import CoreWait, GilWait, cpu_seconds
 from ..core.errors import add_note
 from ..core.torch_private import numpy_seed, set_worker_info
+from ..shm.serialization import RingMiss
 from ._random_state import SampleTask
 from .fetchers import IterableFetcher, MapFetcher, Source, Times, early_end
 from .sample_errors import NO_SAMPLES
+from .stats import Figures
 from .tracebacks import message_of, rank_text
 
 #: The kinds of answers: a batch, a batch without samples, an error, the end of an
 #: iterable dataset, and the error of a worker that could not start.
 BATCH, LEFT_OUT, ERROR, END, NOT_STARTED = range(5)
+#: Classes of leaves that contain no tensors.
+_WITHOUT_TENSORS = frozenset((int, float, bool, str, bytes, type(None)))
 
 #: The number of the epoch of these workers, the number of the batch in it, and the
 #: indices, or the parts of a `SampleTask`. A plain tuple, which is cheap to send. A
 #: new number of the epoch begins the dataset again.
 Task = tuple[int, int, Any]
-
-
-class Figures(NamedTuple):
-    """Times and bytes of one batch. CPU times include finished child processes.
-
-    Without workers, the fields from `pack_seconds` on are 0.
-    """
-
-    fetch_seconds: float = 0.0
-    collate_seconds: float = 0.0
-    fetch_cpu_seconds: float = 0.0
-    collate_cpu_seconds: float = 0.0
-    stacked_nbytes: int = 0
-    padding_nbytes: int = 0
-    pack_seconds: float = 0.0
-    pack_cpu_seconds: float = 0.0
-    core_wait_seconds: float = 0.0
-    gil_wait_seconds: float = 0.0
 
 
 class Answer(NamedTuple):
@@ -54,16 +42,21 @@ class Answer(NamedTuple):
         value: a batch, or the exception.
         failures: the samples that ``on_error`` left out or replaced.
         report: the pickled state of the dataset, if the parent needs it.
-        figures: the measurements of a batch. A worker adds them to its message.
+        figures: the `Figures` of a batch, or their values from a message. A worker
+            adds them when the batch is packed.
         location: the samples of an exception.
+        is_pinned: all tensors of the batch are in pinned memory.
+        miss: the reason why they are not in the ring, or None.
     """
 
     kind: int
     value: Any = None
     failures: tuple[Any, ...] = ()
     report: bytes | None = None
-    figures: Figures = Figures()
+    figures: tuple[float, ...] = Figures()
     location: str = ""
+    is_pinned: bool = False
+    miss: RingMiss | None = None
 
 
 class Reader:
@@ -186,24 +179,30 @@ class Reader:
             raise
         finally:
             self._fetcher.restore()
-        figures = Figures() if self._source.num_workers else self._figures()
+        is_here = not self._source.num_workers
+        figures = self._figures(nbytes_of(batch)) if is_here else Figures()
         kind = BATCH
         if batch is NO_SAMPLES:
             kind, batch = LEFT_OUT, None
         return Answer(kind, batch, self._take_failures(), self._report(), figures)
 
-    def end_message(self) -> Figures:
-        """Return the measurements of the last batch, whose message is complete."""
-        self._times.end_part()
-        return self._figures()
+    def end_message(self, *counted: int) -> Figures:
+        """Return the figures of the last batch, whose message is complete.
 
-    def _figures(self) -> Figures:
+        Args:
+            counted: its bytes, and whether it is in the ring or missed the ring.
+        """
+        self._times.end_part()
+        return self._figures(*counted)
+
+    def _figures(self, nbytes: int, is_hit: int = 0, is_miss: int = 0) -> Figures:
         seconds, cpu, *waited = self._times.end()
         fetch, collate, pack = (*seconds, 0.0)[:3]
         fetch_cpu, collate_cpu, pack_cpu = (*cpu, 0.0)[:3]
         stacked, padding = self._padding.stacked_nbytes, self._padding.padding_nbytes
         made = fetch, collate, fetch_cpu, collate_cpu
-        return Figures(*made, stacked, padding, pack, pack_cpu, *waited)
+        packed = pack, pack_cpu, *waited, nbytes, is_hit, is_miss
+        return Figures._make((*made, stacked, padding, *packed))
 
     def _take_start_error(self) -> BaseException:
         """Return the error of `start`, for each task.
@@ -238,3 +237,34 @@ class Reader:
     def _take_failures(self) -> tuple[Any, ...]:
         policy = self._source.policy
         return () if policy is None else policy.take_failures()
+
+
+def nbytes_of(batch: Any) -> int:
+    """Return the bytes of all tensors in a batch."""
+    try:
+        if type(batch) is torch.Tensor:
+            return batch.nbytes
+        return _sum_nbytes(batch, 0)
+    except Exception:  # a reference cycle, or an object that fails to be read
+        return 0
+
+
+def _sum_nbytes(batch: Any, depth: int) -> int:
+    cls = type(batch)
+    # Faster for most batches: `pytree.flatten` takes twice as long.
+    if cls is dict or cls is list or cls is tuple:
+        if depth > pytree.MAX_DEPTH:
+            raise pytree.nesting_error("the batch")
+        total = 0
+        for value in batch.values() if cls is dict else batch:
+            if type(value) not in _WITHOUT_TENSORS:
+                total += _sum_nbytes(value, depth + 1)
+        return total
+    if isinstance(batch, torch.Tensor):
+        return batch.numel() * batch.element_size()
+    if isinstance(batch, DataContainer):
+        return _sum_nbytes(batch.data, depth + 1)
+    leaves, _ = pytree.flatten(batch)
+    if len(leaves) == 1 and leaves[0] is batch:
+        return 0
+    return sum(_sum_nbytes(leaf, depth + 1) for leaf in leaves)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -252,43 +253,26 @@ def check_state(stateful: StatefulLoader, saved: Any) -> dict[str, Any] | None:
     return state
 
 
-def take_state(loader: Any) -> Callable[[], Any]:
-    """Return a function that returns the present state of a loader of any class.
+class Reading:
+    """A loop whose batches this thread reads ahead, with the states of its loader.
 
-    For this package's loader the function makes the state, which takes longer than to
-    find the position.
-    """
-    if getattr(type(loader), "state_dict", None) is StatefulLoader.state_dict:
-        position = loader._position()
-        return lambda: encode(position())
-    state_dict = getattr(loader, "state_dict", None)
-    state = state_dict() if callable(state_dict) else None
-    return lambda: state
+    Only this thread may ask the loader for its state, until `end`.
 
-
-def knows_epochs(loader: Any) -> bool:
-    """Return True if ``state_dict`` is that of this package, or extends it.
-
-    Classes of other libraries, such as torchdata's, may replace it in a subclass.
-    """
-    owners = (cls for cls in type(loader).__mro__ if "state_dict" in vars(cls))
-    return issubclass(next(owners, object), StatefulLoader)
-
-
-class ReadAhead:
-    """A loop whose batches this thread reads ahead.
-
-    Other threads may not ask for the state of the loader. Another iterator of the
-    loader is not affected.
+    Args:
+        loader: a loader of any class, or a function that makes one. Such a function
+            has no state.
+        made: the loader.
+        source: its iterator. Other iterators of the loader are not affected.
     """
 
     _progress: Progress | None = None
 
-    def __init__(self, loader: Any, source: Any) -> None:
+    def __init__(self, loader: Any, made: Any, source: Any) -> None:
+        self._loader, self._is_checked = loader, False
         # The source of a subclass may be an iterator around ours.
         own = isinstance(getattr(source, "_progress", None), Progress)
-        self._owner = source if own else loader
-        self._is_known = own or isinstance(loader, StatefulLoader)
+        self._owner = source if own else made
+        self._is_known = own or isinstance(made, StatefulLoader)
         self.mark()
 
     def mark(self) -> int:
@@ -302,6 +286,10 @@ class ReadAhead:
             self._progress = found
         return found.num_delivered
 
+    def release(self) -> None:
+        """Forget the iterator: this thread reads no more batches."""
+        self._owner, self._is_known = None, False
+
     def receive(self, position: int) -> None:
         """Record that the loop has received the batch that ends at a position."""
         if self._progress is not None:
@@ -311,3 +299,42 @@ class ReadAhead:
         """Let all threads ask again: the loop has received the whole epoch."""
         if self._progress is not None:
             self._progress.reader = None
+
+    def state(self) -> Callable[[], Any]:
+        """Return a function that returns the present state, or raises its error.
+
+        For a loader of this package the function makes the state, which takes longer
+        than to find the position.
+        """
+        loader, progress = self._loader, self._progress
+        try:
+            if (
+                getattr(type(loader), "state_dict", None)
+                is not StatefulLoader.state_dict
+            ):
+                state_dict = getattr(loader, "state_dict", None)
+                state = state_dict() if callable(state_dict) else None
+                return lambda: state
+            is_same = loader._progress is progress and loader._copy is None
+            if progress is not None and is_same and self._is_checked:
+                position = progress.position(loader._loader)
+            else:
+                position = loader._position()
+                self._is_checked = loader._pass is None
+            return lambda: encode(position())
+        except Exception as error:  # raised only by callers that need the state
+            error.__context__ = None  # it would keep the ended iterator alive
+            return partial(_fail, error.with_traceback(None))
+
+
+def _fail(error: Exception) -> None:
+    raise error
+
+
+def knows_epochs(loader: Any) -> bool:
+    """Return True if ``state_dict`` is that of this package, or extends it.
+
+    Classes of other libraries, such as torchdata's, may replace it in a subclass.
+    """
+    owners = (cls for cls in type(loader).__mro__ if "state_dict" in vars(cls))
+    return issubclass(next(owners, object), StatefulLoader)

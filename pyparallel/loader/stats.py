@@ -8,7 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import NamedTuple
 
 from ..core.errors import BatchTypeError, LoaderWarning, has_warned, warn_once
 from ..core.process import Living
@@ -350,14 +350,35 @@ class LoaderStats:
         return "\n".join([self.verdict, *lines])
 
 
+class Figures(NamedTuple):
+    """Counters of one batch, by the names of `LoaderStats`.
+
+    CPU times include finished child processes. Without workers, the times from
+    `pack_seconds` on are 0.
+    """
+
+    fetch_seconds: float = 0.0
+    collate_seconds: float = 0.0
+    fetch_cpu_seconds: float = 0.0
+    collate_cpu_seconds: float = 0.0
+    stacked_nbytes: int = 0
+    padding_nbytes: int = 0
+    pack_seconds: float = 0.0
+    pack_cpu_seconds: float = 0.0
+    core_wait_seconds: float = 0.0
+    gil_wait_seconds: float = 0.0
+    nbytes: int = 0
+    ring_hits: int = 0
+    ring_misses: int = 0
+
+
+#: The positions of `stacked_nbytes` and `padding_nbytes`.
+STACKED_AND_PADDING = slice(4, 6)
 #: Counters that only the loader that makes the batches has.
-_INNER_COUNTERS = (
-    *("fetch_seconds", "collate_seconds", "pack_seconds"),
-    *("core_wait_seconds", "gil_wait_seconds"),
-    *("fetch_cpu_seconds", "collate_cpu_seconds", "pack_cpu_seconds"),
-    *("nbytes", "padding_nbytes", "stacked_nbytes", "ring_hits", "ring_misses"),
-    "sample_errors",
-)
+_INNER_COUNTERS = (*Figures._fields, "sample_errors")
+#: The most figures that are kept before they are added up. Adding up those of each
+#: batch would take longer than to unpack a tiny one.
+_MAX_FIGURES = 256
 
 
 class Meter:
@@ -374,6 +395,7 @@ class Meter:
         self._lock = threading.Lock()
         numbers = asdict(LoaderStats()).items()
         self._counts = {k: v for k, v in numbers if isinstance(v, int | float)}
+        self._figures: list[tuple[float, ...]] = []  # not in the counters yet
         self._wait = self._busy = self._first_wait = 0
         #: The number of batches that missed the ring, by the reason of `RingMiss`.
         self.misses: Counter[str] = Counter()
@@ -405,35 +427,22 @@ class Meter:
 
     def padding_totals(self) -> tuple[int, int, int]:
         """Return the number of batches, the bytes stacked, and the bytes of padding."""
-        counts = self._counts
         with self._lock:
-            batches, stacked = counts["batches"], counts["stacked_nbytes"]
-            return int(batches), int(stacked), int(counts["padding_nbytes"])
+            counts = self._add_figures()
+        batches, stacked = counts["batches"], counts["stacked_nbytes"]
+        return int(batches), int(stacked), int(counts["padding_nbytes"])
 
-    def count_batch(
-        self, start: int, figures: Any, nbytes: int, facts: Any = None
+    def _add_figures(self) -> dict[str, float]:
+        """Add the figures of all batches to the counters, and return a copy of them."""
+        columns = zip(*self._figures, strict=True)
+        for name, column in zip(Figures._fields, columns, strict=False):
+            self._counts[name] += sum(column)
+        self._figures.clear()
+        return dict(self._counts)
+
+    def count_wait(
+        self, start: int, batches: int = 0, figures: tuple[float, ...] = ()
     ) -> None:
-        """Count a batch for which its consumer waited in this thread.
-
-        `add` would check the names of the counters, which is slow on the hot path.
-
-        Args:
-            start: the reading of ``clock`` at the start of the wait, which ends now.
-            figures: the times and bytes of the batch, by the names of `LoaderStats`.
-            nbytes: as in `LoaderStats`, for this batch.
-            facts: those of the message from a worker, None without one.
-        """
-        self.count_wait(start, batches=1)
-        counts = self._counts
-        with self._lock:
-            counts["nbytes"] += nbytes
-            for name, number in zip(figures._fields, figures, strict=True):
-                counts[name] += number
-            if facts is not None:
-                counts["ring_hits"] += facts.is_in_ring
-                counts["ring_misses"] += facts.miss is not None
-
-    def count_wait(self, start: int, batches: int = 0) -> None:
         """Count a wait of this thread's consumer that ends now.
 
         The time of the same thread between two waits counts as busy. Do not nest waits
@@ -442,12 +451,17 @@ class Meter:
         Args:
             start: the reading of ``clock`` at the start of the wait.
             batches: the number of batches that the consumer gets after it.
+            figures: the `Figures` of that batch, or their values.
         """
         thread = self._thread
         last_end, thread.last_end = thread.last_end, (now := self.clock())
         with self._lock:
             self._wait += now - start
             self._counts["batches"] += batches
+            if figures:
+                self._figures.append(figures)
+                if len(self._figures) >= _MAX_FIGURES:
+                    self._add_figures()
             if last_end is not None:
                 self._busy += start - last_end
             else:
@@ -476,7 +490,7 @@ class Meter:
             inner_before: statistics of that loader when counting began here.
         """
         with self._lock:
-            counts = dict(self._counts)
+            counts = self._add_figures()
             wait, busy, first_wait = self._wait, self._busy, self._first_wait
         counts["wait_seconds"] += wait / 1e9
         counts["busy_seconds"] += busy / 1e9
@@ -507,15 +521,15 @@ def _renew_lock(meter: Meter) -> None:
 _meters: Living[Meter] = Living(in_child=_renew_lock)
 
 
-def warn_about_padding(meter: Meter, stacked_nbytes: int, padding_nbytes: int) -> None:
+def warn_about_padding(meter: Meter, stacked: float, padding: float) -> None:
     """Warn if a large fraction of the stacked bytes of a loader is padding.
 
     Args:
         meter: the meter of the loader, which has counted this batch.
-        stacked_nbytes: the stacked bytes of this batch.
-        padding_nbytes: the bytes of padding in this batch.
+        stacked: the stacked bytes of this batch.
+        padding: the bytes of padding in this batch.
     """
-    if padding_nbytes <= MUCH_PADDING * stacked_nbytes or has_warned("PP211"):
+    if padding <= MUCH_PADDING * stacked or has_warned("PP211"):
         return
     batches, stacked, padding = meter.padding_totals()
     if batches < _MIN_BATCHES or stacked < _MIN_NBYTES:

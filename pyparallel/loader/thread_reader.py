@@ -29,8 +29,8 @@ from ..shm.serialization import RingMiss
 from ..transfer.device import relaxed_here
 from ..workers.threads import ThreadWorkers
 from .fetchers import Source
-from .messages import Facts, collate_tensors
-from .reader import BATCH, ERROR, Answer, Reader, Task
+from .messages import collate_tensors
+from .reader import BATCH, ERROR, Answer, Reader, Task, nbytes_of
 
 #: The longest time in which a new thread sets its number of torch's threads.
 _START_SECONDS = 5.0
@@ -113,7 +113,7 @@ class ThreadReader:
         """See `ThreadProgram.end`."""
         self._exit.close()
 
-    def run(self, task: Task) -> tuple[Answer, Facts]:
+    def run(self, task: Task) -> Answer:
         """See `Program.run`."""
         slab = _Slab(self._ring, self._holder, self._limit)
         try:
@@ -125,11 +125,11 @@ class ThreadReader:
             answer = Answer(ERROR, error)
         slab.release()
         try:
-            return answer, Facts(0, False, False, None)
+            return answer
         finally:
             del answer  # an error refers to this frame, which must not refer to it
 
-    def _keep(self, answer: Answer, lazy: _Slab) -> tuple[Answer, Facts]:
+    def _keep(self, answer: Answer, lazy: _Slab) -> Answer:
         slab, lazy.slab = lazy.slab, None
         with span("pyparallel.pack"):
             if slab is not None and self._ring is not None:
@@ -138,13 +138,11 @@ class ThreadReader:
                 with relaxed_here():  # beside a graph capture of another thread
                     pinned = pin_memory(answer.value, self._pin_device)
                 answer = answer._replace(value=pinned)
-        facts = Facts(
-            0,  # the loop counts them
-            slab is not None and lazy.miss is None,
-            self._pin_device is not None,
-            lazy.miss,
-        )
-        return answer._replace(figures=self._reader.end_message()), facts
+        miss, is_hit = lazy.miss, slab is not None and lazy.miss is None
+        nbytes = nbytes_of(answer.value)
+        figures = self._reader.end_message(nbytes, is_hit, miss is not None)
+        is_pinned = self._pin_device is not None
+        return answer._replace(figures=figures, is_pinned=is_pinned, miss=miss)
 
 
 def _init_shared(init: Callable[[int], Any], dataset: Any, worker: int) -> None:

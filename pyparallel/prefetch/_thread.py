@@ -26,10 +26,10 @@ from ..core.errors import BatchTypeError, LoaderWarning, type_name, warn
 from ..core.process import at_exit
 from ..core.tracing import span
 from ..loader.epoch import Epoch
-from ..loader.state_dict import ReadAhead
+from ..loader.state_dict import Reading
 from ..loader.stats import Meter
 from ..loader.tracebacks import clear_frames
-from ._to_device import DeviceStage, LoaderState, QueueItem, loader_state
+from ._to_device import DeviceStage, LoaderState, QueueItem
 from ._torch_workers import TorchWorkers, early_end
 
 #: Seconds that `stop` waits for the thread.
@@ -77,7 +77,7 @@ class PrefetchThread:
         #: The loader's state before the first batch, after `begun` is set.
         self.start_state: LoaderState | None = None
         self.begun: threading.Event = threading.Event()
-        self.ahead: ReadAhead = ReadAhead(None, None)
+        self.reading: Reading = Reading(None, None, None)
         self.state: thread_state.ThreadState = thread_state.capture()
         self._activity = ("starting", time.monotonic())
         self.thread: threading.Thread = threading.Thread(
@@ -282,6 +282,7 @@ def _run(prefetch_thread: PrefetchThread) -> None:
             _release(prefetch_thread)
         finally:
             prefetch_thread.source = None
+            prefetch_thread.reading.release()
             prefetch_thread.workers = TorchWorkers(None)
             prefetch_thread.begun.set()
             _running.discard(prefetch_thread)
@@ -323,8 +324,8 @@ def _produce(prefetch_thread: PrefetchThread) -> None:
     made = call_loader(loader)
     source = iter(made)
     prefetch_thread.set_source(source)
-    prefetch_thread.ahead = ahead = ReadAhead(made, source)
-    prefetch_thread.start_state = loader_state(loader)
+    prefetch_thread.reading = reading = Reading(loader, made, source)
+    prefetch_thread.start_state = reading.state()
     prefetch_thread.begun.set()
     tells, copied, num_batches = not isinstance(source, Epoch), 0.0, 0
     while prefetch_thread.wait_for_room():
@@ -336,10 +337,10 @@ def _produce(prefetch_thread: PrefetchThread) -> None:
         except StopIteration as end:
             if error := early_end(end, made, num_batches):
                 raise error from end
-            prefetch_thread.put(QueueItem(state=loader_state(loader)))
+            prefetch_thread.put(QueueItem(state=reading.state()))
             return
         fetched = time.perf_counter()
-        state, position = loader_state(loader), ahead.mark()
+        state, position = reading.state(), reading.mark()
         prefetch_thread.set_activity("the copy or the transform")
         if copied > SHORT_SECONDS or options.device_stage.transform is not None:
             prefetch_thread.tell()

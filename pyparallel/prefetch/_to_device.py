@@ -9,25 +9,13 @@ import torch
 
 from ..batch.container import TensorSkeleton, check_data, map_tensors, name_of
 from ..core.tracing import span
-from ..loader.state_dict import take_state
 from ..transfer.device import DeviceApi, keep_parts, torch_device
 from ..transfer.static import StaticBatches, StaticTarget
 from ..transfer.to_device import MixedCopy, has_streams
 
 Transform = Callable[[Any], Any]
-
-
-class LoaderState(NamedTuple):
-    """The state of a loader between two batches, or the error of reading it."""
-
-    read: Callable[[], Any]
-    error: Exception | None = None
-
-    def get(self) -> Any:
-        """Return the state, or raise the error."""
-        if self.error is not None:
-            raise self.error
-        return self.read()
+#: Returns the state of a loader between two batches, or raises its error.
+LoaderState = Callable[[], Any]
 
 
 class QueueItem(NamedTuple):
@@ -44,15 +32,6 @@ class QueueItem(NamedTuple):
     error: BaseException | None = None
     state: LoaderState | None = None
     position: int = 0
-
-
-def loader_state(loader: Any) -> LoaderState:
-    """Return the state of a loader; it is None without ``state_dict``."""
-    try:
-        return LoaderState(take_state(loader))
-    except Exception as error:  # raised only by callers that need the state
-        error.__context__ = None  # it would keep the ended iterator alive
-        return LoaderState(lambda: None, error.with_traceback(None))
 
 
 class DeviceStage:

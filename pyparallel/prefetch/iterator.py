@@ -78,7 +78,7 @@ class PrefetchIterator:
         finally:
             meter.count_wait(start, batches)
         if get_batch is not None:
-            self._thread.ahead.receive(taken[0].position)
+            self._thread.reading.receive(taken[0].position)
             if (owner := self._owner()) is not None:
                 owner._on_batch(taken[0].state)
             return batch
@@ -97,7 +97,7 @@ class PrefetchIterator:
                     raise item.error
                 finally:
                     del item  # the error would refer to itself by its traceback
-            self._thread.ahead.end()
+            self._thread.reading.end()
             if (owner := self._owner()) is not None:
                 owner._on_end(self._thread, item.state)
 

@@ -193,7 +193,7 @@ class PreDataLoader:
         return iterator
 
     def _on_batch(self, state: LoaderState | None) -> None:
-        self._state = state
+        self.__dict__["_state"] = state  # `__setattr__` would look at the loader
 
     def _on_end(self, ended: PrefetchThread, state: LoaderState | None) -> None:
         self._state = state
@@ -316,7 +316,7 @@ class PreDataLoader:
         state = self._state
         if state is None and self._latest is not None:
             state = self._latest.first_state()
-        return state_dict() if state is None else state.get()
+        return state_dict() if state is None else state()
 
     def load_state_dict(self, state: Any) -> None:
         """End all passes and set the loader's state, where the next pass continues.
@@ -336,7 +336,7 @@ class PreDataLoader:
         self._close_iterators()
         load(state)
         self._latest = None
-        self._state = None if self._knows_epochs() else LoaderState(lambda: state)
+        self._state = None if self._knows_epochs() else (lambda: state)
 
     def _knows_epochs(self) -> bool:
         """Return True if the loader has a state between two epochs.
