@@ -1,4 +1,4 @@
-"""CPU time of a process, and the waits of a thread for a core and for the GIL."""
+"""Cores and CPU time of a process, and the waits of a thread for a core and the GIL."""
 
 from __future__ import annotations
 
@@ -14,6 +14,12 @@ _BLOCKED_SECONDS = 0.02
 #: The measurement: a sleep, which other threads use to take the GIL, and the time by
 #: which a system without a load ends it late.
 _SLEEP_SECONDS, _LATE_SECONDS = 1e-4, 2e-4
+
+
+def cores_allowed() -> int:
+    """Return the number of cores on which this process may run."""
+    ask = getattr(os, "sched_getaffinity", None)
+    return len(ask(0)) if ask else os.cpu_count() or 1
 
 
 def cpu_seconds() -> float:

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from ..core import rlimits
+from ..core.cpu_time import cores_allowed
 from ..loader import preflight
 from .report import Problem
 
@@ -34,7 +35,7 @@ def machine(
         limits: the source of the limits; by default this machine.
     """
     limits = limits or preflight.Machine()
-    workers = preflight.cores_allowed()
+    workers = cores_allowed()
     short = _shortages(limits, workers)
     problems += [Problem(text, fails=False) for text in short.values()]
     left, shm, opened = limits.memory_left(), limits.shm_left(), limits.open_files()
@@ -131,7 +132,7 @@ def _threads(problems: list[Problem], limits: preflight.Machine) -> dict[str, An
         problems.append(Problem(text, fails=False))
     return {
         "present": os.cpu_count(),
-        "allowed": preflight.cores_allowed(),
+        "allowed": cores_allowed(),
         "of_control_group": quota,
         "threads_of_torch": threads,
         "judgement": "ok" if is_ok else "too many threads",

@@ -16,6 +16,7 @@ import copy
 import os
 import pickle
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -48,53 +49,35 @@ class WorkerReport(NamedTuple):
     random: dict[str, Any] | None
 
 
+@dataclass
 class DatasetTracker:
     """Saves and restores a dataset in the process that reads it.
 
     Attributes:
-        dataset: the user's dataset.
+        dataset: a stateful dataset, or an iterable one.
+        batch_size: the number of samples in a batch.
+        records: for every worker that had delivered batches: their number (``given``),
+            the last ``state``, the ``random`` state, and whether the epoch has ended
+            (``ended``). Threads share them.
+        wants_states: a number in shared memory. Workers report states unless it is 0.
+        replays: for workers of a map-style dataset whose state is unknown: the indices
+            that they had read, as torch sent them.
+        policy: reads the samples, None if errors are raised. Each thread has its own.
+        saves: whether to use the state of the dataset. False: delivered samples are
+            read again.
     """
 
-    def __init__(
-        self,
-        dataset: Any,
-        batch_size: int,
-        records: dict[int, dict[str, Any]],
-        wants_states: Any,
-        replays: dict[int, list[Any]],
-        policy: ErrorPolicy | None,
-        saves: bool,
-    ) -> None:
-        """Prepare in the parent.
+    dataset: Any
+    batch_size: int
+    records: dict[int, dict[str, Any]]
+    wants_states: Any
+    replays: dict[int, list[Any]]
+    policy: ErrorPolicy | None
+    saves: bool
 
-        Args:
-            dataset: a stateful dataset, or an iterable one.
-            batch_size: the number of samples in a batch.
-            records: for every worker that had delivered batches: their number
-                (``given``), the last ``state``, the ``random`` state, and whether the
-                epoch has ended (``ended``).
-            wants_states: a number in shared memory. Workers report states unless it
-                is 0.
-            replays: for workers of a map-style dataset whose state is unknown: the
-                indices that they had read, as torch sent them.
-            policy: reads the samples, None if errors are raised.
-            saves: whether to use the state of the dataset. False: delivered samples
-                are read again.
-        """
-        self.dataset = dataset
-        self._batch_size = batch_size
-        self._records = records
-        self._wants_states, self._replays = wants_states, replays
-        self._worker, self._policy, self._saves = 0, policy, saves
-        self._tracked = self._track()
+    def __post_init__(self) -> None:
+        self._worker, self._tracked = 0, self._track()
         self._random: dict[str, Any] | None = None
-
-    def for_thread(self, policy: ErrorPolicy | None) -> DatasetTracker:
-        """Return a tracker for a worker that is a thread, with a policy of its own."""
-        found = copy.copy(self)
-        found._policy = policy
-        found._tracked = found._track()
-        return found
 
     def enter(self, worker: int, read_again: Callable[[Any], Any]) -> None:
         """Begin in the process that reads: the process of a worker, or the parent.
@@ -106,11 +89,11 @@ class DatasetTracker:
         self._worker = worker
         if isinstance(self.dataset, IterableDataset):
             return
-        record = self._records.pop(worker, None)
+        record = self.records.pop(worker, None)
         if record is not None and record["state"] is not None:
             with _random_state.preserve_in_parent():
                 self.dataset.load_state_dict(record["state"]["own"])
-        for task in self._replays.get(worker, ()):
+        for task in self.replays.get(worker, ()):
             with contextlib.suppress(Exception):  # already raised in the earlier run
                 read_again(task)
         self._discard_failures()
@@ -134,8 +117,8 @@ class DatasetTracker:
         return samples
 
     def _open(self) -> Iterator[Any]:
-        record = self._records.pop(self._worker, None)
-        if record is not None and record["state"] is not None and self._saves:
+        record = self.records.pop(self._worker, None)
+        if record is not None and record["state"] is not None and self.saves:
             return self._restore(record)
         if get_worker_info() is not None and not in_worker_thread():
             if record is not None and record["random"] and not record["ended"]:
@@ -165,26 +148,26 @@ class DatasetTracker:
             pass
 
     def _track(self) -> StatefulIterable:
-        skip_errors = None if self._policy is None else self._policy.skip_errors
-        return StatefulIterable(self.dataset, skip_errors, saves=self._saves)
+        skip_errors = None if self.policy is None else self.policy.skip_errors
+        return StatefulIterable(self.dataset, skip_errors, saves=self.saves)
 
     def _discard_failures(self) -> None:
         """Forget failures of samples that were only read again."""
-        if self._policy is not None:
-            self._policy.take_failures()
+        if self.policy is not None:
+            self.policy.take_failures()
 
     def _new_epoch(self) -> Iterator[Any]:
         self._tracked = self._track()
         return iter(self._tracked)
 
     def _skip(self, samples: Iterator[Any], batches: int) -> None:
-        expected = batches * self._batch_size
+        expected = batches * self.batch_size
         found = 0
         while found < expected and next(samples, END) is not END:
             found += 1
-        if found <= expected - self._batch_size:  # the last batch may have been short
+        if found <= expected - self.batch_size:  # the last batch may have been short
             advice = "Restore its data, and its epoch with set_epoch."
-            if self._saves:
+            if self.saves:
                 advice = (
                     "Add state_dict and load_state_dict to the dataset, or restore its "
                     "data."
@@ -192,7 +175,7 @@ class DatasetTracker:
             raise RuntimeError(
                 f"DataLoader.load_state_dict: the dataset must yield its samples "
                 f"again, but worker {self._worker} had delivered {batches} batches of "
-                f"{self._batch_size} and now finds {found} samples. {advice}"
+                f"{self.batch_size} and now finds {found} samples. {advice}"
             )
 
     def state(self) -> dict[str, Any] | None:
@@ -208,7 +191,7 @@ class DatasetTracker:
         """Return the pickled `WorkerReport` of the last batch."""
         random, self._random = self._random, None
         try:
-            state = self.state() if self._wants_states.value else None
+            state = self.state() if self.wants_states.value else None
             return pickle.dumps(WorkerReport(self._worker, state, random))
         except Exception:  # raised again by state_dict() of the loader, not by next()
             error = wrap_exception(worker_text(self._worker))

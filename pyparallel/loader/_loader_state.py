@@ -69,7 +69,9 @@ def restore_epochs(loader: Loader, saved: dict[str, int]) -> None:
     was set before a new loader was made, and is larger than the saved one.
     """
     parts = ordering_parts(loader)
-    now, seen = find_epochs(parts), seen_epochs(loader)
+    now, progress = find_epochs(parts), loader._progress
+    # It sees them when it is made, when it loads a state, and around each epoch.
+    seen = loader._epochs_seen if progress is None else progress.epochs_seen
     is_new = loader._progress is None and not loader._has_loaded
     for name, number in saved.items():
         has_set = name in now and (
@@ -77,17 +79,6 @@ def restore_epochs(loader: Loader, saved: dict[str, int]) -> None:
         )
         if not has_set:
             set_epochs(parts, {name: number})
-
-
-def seen_epochs(loader: Loader) -> dict[str, int]:
-    """Return the epoch numbers that a loader has seen.
-
-    It sees them when it is made, when it loads a state, and when an epoch begins and
-    ends.
-    """
-    progress = loader._progress
-    found = loader._epochs_seen if progress is None else progress.epochs_seen
-    return dict(found)
 
 
 def saved_arguments(loader: Loader) -> dict[str, Any]:

@@ -42,9 +42,7 @@ from ._sampler_state import (
 from .arguments import Loader
 from .sample_errors import (
     ErrorPolicy,
-    Failure,
     SampleError,
-    count_failures,
     no_batch_error,
     warn_of_left_out,
 )
@@ -106,7 +104,6 @@ class Progress:
         self.samples: dict[str, int] | None = state["samples"]
         self.seeds_samples: Any = loader.sample_seeds
         self.policy = ErrorPolicy(loader) if loader.on_error != "raise" else None
-        self._max_errors: int = loader.max_errors
         self.errors = [SampleError(*error) for error in state["errors"]]
         self._generators = find_generators(self._parts)
         self._sampler = loader._index_sampler
@@ -356,14 +353,6 @@ class Progress:
         if self.samples is None:
             return indices
         return SampleTask(self.samples["seed"], self.samples["epoch"], number, indices)
-
-    def count_failures(self, failures: tuple[Failure, ...]) -> None:
-        """Count the failures of the batch that the consumer is about to receive.
-
-        Raises:
-            ErrorLimitError: the epoch has more than ``max_errors`` failures.
-        """
-        count_failures(self.errors, failures, self._max_errors)
 
     def finish_setup(self) -> None:
         """Restore the last random states, after torch has made its iterator."""

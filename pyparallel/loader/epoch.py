@@ -25,20 +25,20 @@ from ..core.tracing import span
 from ..shm import pinning
 from ..shm.messages import INLINE_NBYTES
 from ..transfer.device import relaxed_here
-from ..workers.inline import InlineWorkers
-from ..workers.interface import Late, Woken, WorkerDied
+from ..workers.interface import InlineWorkers, Late, Woken, WorkerDied
 from ..workers.processes import ProcessWorkers
 from ._batch_receiver import BatchReceiver
 from ._progress import Progress
 from ._random_state import SampleTask
 from .arguments import Loader
-from .errors import dead_worker_error, raise_error, raise_thread_error
+from .errors import dead_worker_error, late_text, raise_error, raise_thread_error
 from .fetchers import Source
 from .messages import BatchProgram, unpack_answer
 from .preflight import check_workers, start_method_of
 from .reader import BATCH, END, ERROR, NOT_STARTED, Answer, Reader
+from .sample_errors import count_failures
 from .thread_reader import ThreadReader, start_threads
-from .tracebacks import clear_frames, format_indices, hide_frames, rank_text
+from .tracebacks import clear_frames, format_indices, hide_frames
 
 _LENGTH_ADVICE = (
     "For multiprocessing data-loading, this could be caused by not properly "
@@ -97,7 +97,7 @@ class Epoch(LoaderIter):
         self._has_workers = count > 0
         self._dataset, self._dataset_kind = loader.dataset, loader._dataset_kind
         self._in_order = loader.in_order or not count
-        self._timeout = loader.timeout
+        self._timeout, self._max_errors = loader.timeout, loader.max_errors
         self._persistent_workers = loader.persistent_workers
         self._prefetch_factor = loader.prefetch_factor
         self._window_size = (loader.prefetch_factor or 1) * max(count, 1)
@@ -120,7 +120,7 @@ class Epoch(LoaderIter):
         self._begin(loader, progress.dataset.turn % count if count else 0)
         progress.finish_setup()
         self._num_returned = progress.num_delivered
-        if loader._loaded is not None and progress.errors:
+        if loader._loaded is not None:
             self._meter.add(sample_errors=len(progress.errors))
         loader._progress, loader._loaded = progress, None
 
@@ -142,8 +142,7 @@ class Epoch(LoaderIter):
             self._pin_memory = False
             text += "not supported on MPS now, device pinned memory won't be used."
             warn(text, UserWarning)
-        device = found.type if self._pin_memory and found is not None else None
-        self._pin_memory_device = device
+        self._pin_memory_device = found.type if found and self._pin_memory else None
 
     def _prepare_ring(self, loader: Loader) -> None:
         """Create the ring, or use that of the last epoch."""
@@ -208,9 +207,9 @@ class Epoch(LoaderIter):
                 "have held locks of the dataset then. Fork before the first iter() or "
                 "after the epoch, or start the process by spawn or forkserver."
             )
-        device = self._pin_memory_device if self._pin_memory else None
-        if device is not None:  # the first pinned block: a fork beside it can deadlock
+        if self._pin_memory:  # the first pinned block: a fork beside it can deadlock
             torch.empty(1, pin_memory=True)
+        device = self._pin_memory_device
         own = source, self._base_seed, self._ring, self._first_holder, device
         running[id(self)] = self._pid
         self._pool = start_threads([ThreadReader(*own) for _ in self._stale])
@@ -264,17 +263,14 @@ class Epoch(LoaderIter):
         try:
             self._pool.send(worker, sent)
         except Exception as cause:  # raised at its turn, so that no batch is lost
+            sampler = getattr(self._index_sampler, "sampler", self._index_sampler)
             error = RuntimeError(
                 f"DataLoader: the indices {format_indices(indices)} of the sampler "
-                f"{self._sampler_name()} must pickle to reach a worker, but raised "
+                f"{type(sampler).__name__} must pickle to reach a worker, but raised "
                 f"{type(cause).__name__}: {cause}. Yield indices that pickle."
             )
             error.__cause__ = cause
         self._window.append(_Pending(worker, indices, error))
-
-    def _sampler_name(self) -> str:
-        sampler = getattr(self._index_sampler, "sampler", self._index_sampler)
-        return type(sampler).__name__
 
     def _choose_worker(self) -> int | None:
         """Return the next worker in turn that has not ended, None if all have."""
@@ -418,54 +414,23 @@ class Epoch(LoaderIter):
             except Late:
                 self._handle_late()
             except WorkerDied as death:
-                self._raise_death(death)
+                error = dead_worker_error(death, self._pending(death.worker))
+                self._window.clear()
+                self._drawn_all = True
+                self._shutdown_workers()
+                raise error from None
 
     def _handle_late(self) -> None:
         """Raise an error if the user has set a timeout, or warn of an idle worker."""
         worker = self._window[0].worker
+        if not self._timeout and self._pool.has_begun(worker):
+            return
+        text = late_text(self._pool, worker, self._pending(worker), self._start_method)
         if self._timeout:
             raise RuntimeError(
-                f"DataLoader timed out after {self._timeout} seconds: "
-                f"{self._describe_late(worker)}"
+                f"DataLoader timed out after {self._timeout} seconds: {text}"
             ) from None
-        if not self._pool.has_begun(worker):
-            text = self._describe_late(worker)
-            warn_once("PP214", f"DataLoader: {text}", LoaderWarning, text[:40])
-
-    def _describe_late(self, worker: int) -> str:
-        """Return the state of the worker that makes the next batch, and advice."""
-        rank, pending = rank_text(), self._pending(worker)
-        batch = (
-            f"the batch of indices {format_indices(pending[0])}"
-            if pending
-            else "its batch"
-        )
-        name = self._pool.name(worker)
-        text = f"worker {worker} ({name}{', ' if rank else ''}{rank})"
-        if self._pool.has_begun(worker):
-            text = (
-                f"{text} has not finished {batch}. Increase timeout, or look for a "
-                "call in the dataset that blocks."
-            )
-            if self._pool.packs:
-                return text
-            return f"{text} Its stack:\n{self._pool.stack(worker)}"
-        stack = self._pool.stack(worker)
-        advice = (
-            "It may wait for a lock that a thread held during fork: use "
-            'multiprocessing_context="forkserver", or start the workers before the '
-            "threads."
-            if self._start_method == "fork"
-            else "Look for a call in worker_init_fn or in the iter() of the dataset "
-            "that blocks."
-            if self._start_method == "thread"
-            else f"With {self._start_method} it first imports the main module and "
-            "unpickles the dataset. Look for a slow import, or for a call in "
-            "worker_init_fn that blocks."
-        )
-        return f"{text} is alive but has not begun {batch}. {advice}" + (
-            f" The stack of the worker:\n{stack}" if stack else ""
-        )
+        warn_once("PP214", f"DataLoader: {text}", LoaderWarning, text[:40])
 
     def _pending(self, worker: int) -> list[Any]:
         """Return the indices of each batch of a worker that has not arrived."""
@@ -473,13 +438,6 @@ class Epoch(LoaderIter):
             return []
         window = self._window.copy()  # atomic, because another thread may send tasks
         return [pending.indices for pending in window if pending.worker == worker]
-
-    def _raise_death(self, death: WorkerDied) -> None:
-        error = dead_worker_error(death, self._pending(death.worker))
-        self._window.clear()
-        self._drawn_all = True
-        self._shutdown_workers()
-        raise error from None
 
     def _end_worker(self, worker: int, failures: tuple[Any, ...]) -> None:
         """Handle the end of the data of one worker."""
@@ -509,7 +467,7 @@ class Epoch(LoaderIter):
 
     def _count_failures(self, failures: tuple[Any, ...]) -> None:
         if failures:
-            self._progress.count_failures(failures)
+            count_failures(self._progress.errors, failures, self._max_errors)
             self._meter.add(sample_errors=len(failures))
 
     def _count_position(self) -> None:

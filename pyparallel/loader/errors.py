@@ -15,13 +15,20 @@ from typing import Any
 from ..core.errors import add_note
 from ..core.torch_private import ExceptionWrapper, in_worker_thread
 from ..workers import deaths
-from ..workers.interface import WorkerDied
+from ..workers.interface import WorkerDied, Workers
 from .tracebacks import format_indices, hide_frames, message_of, rank_text
 
 #: The first line of a traceback.
 _HEADER = "Traceback (most recent call last):\n"
 #: The most batches that a message lists.
 _MAX_SHOWN = 8
+#: The advice for a worker that does not begin, by its start method.
+_START_ADVICE = {
+    "fork": "It may wait for a lock that a thread held during fork: use "
+    'multiprocessing_context="forkserver", or start the workers before the threads.',
+    "thread": "Look for a call in worker_init_fn or in the iter() of the dataset that "
+    "blocks.",
+}
 #: The start of `dead_worker_error`.
 _DEATH = "DataLoader: a worker must live"
 
@@ -44,9 +51,7 @@ def wrap_exception(where: str, location: str = "") -> ExceptionWrapper:
     if error is not None:
         hide_frames(error)
         trace = error.__traceback__
-    rank = rank_text()
-    where = f"{where} ({rank})" if rank else where
-    where = f"{where}, {location}" if location else where
+    where += rank_text() + (location and f", {location}")
     wrapper = ExceptionWrapper((kind, error, trace), where)
     if _HEADER not in wrapper.exc_msg:  # all frames were this package's
         wrapper.exc_msg = _HEADER + wrapper.exc_msg
@@ -97,9 +102,8 @@ def raise_error(data: bytes) -> None:
 
 def raise_thread_error(error: BaseException, worker: int, location: str) -> None:
     """Raise an error of a thread: the same object, with its traceback."""
-    rank = rank_text()
     where = f"in worker thread {worker}{location and ', '}{location}"
-    add_note(error, f"DataLoader{f' ({rank})' if rank else ''}: {where}.")
+    add_note(error, f"DataLoader{rank_text()}: {where}.")
     raise error
 
 
@@ -155,15 +159,44 @@ def dead_worker_error(dead: WorkerDied, pending: list[Any]) -> RuntimeError:
         dead: the worker.
         pending: the indices of each of its batches that did not arrive, if known.
     """
-    rank = rank_text()
     shown = ", ".join(map(format_indices, pending[:_MAX_SHOWN]))
     if shown:
         more = ", ..." if len(pending) > _MAX_SHOWN else ""
         shown = f" Indices of its pending batches: {shown}{more}."
     return RuntimeError(
         f"{_DEATH} to the end of its epoch, but worker "
-        f"{dead.worker} (pid {dead.pid}{', ' if rank else ''}{rank}) died "
+        f"{dead.worker} (pid {dead.pid}{rank_text(', {}')}) died "
         f"({deaths.exit_text(dead.code)}).{shown} {deaths.advice(dead.code)}"
+    )
+
+
+def late_text(pool: Workers, worker: int, pending: list[Any], start_method: str) -> str:
+    """Return the state of a worker whose batch is late, and advice.
+
+    Args:
+        pool: the workers.
+        worker: the number of the worker.
+        pending: the indices of each of its batches that did not arrive, if known.
+        start_method: as of ``multiprocessing``, or ``thread``.
+    """
+    batch = "its batch"
+    if pending:
+        batch = f"the batch of indices {format_indices(pending[0])}"
+    text = f"worker {worker} ({pool.name(worker)}{rank_text(', {}')})"
+    if pool.has_begun(worker):
+        text = (
+            f"{text} has not finished {batch}. Increase timeout, or look for a call in "
+            "the dataset that blocks."
+        )
+        return text if pool.packs else f"{text} Its stack:\n{pool.stack(worker)}"
+    stack = pool.stack(worker)
+    advice = _START_ADVICE.get(
+        start_method,
+        f"With {start_method} it first imports the main module and unpickles the "
+        "dataset. Look for a slow import, or for a call in worker_init_fn that blocks.",
+    )
+    return f"{text} is alive but has not begun {batch}. {advice}" + (
+        f" The stack of the worker:\n{stack}" if stack else ""
     )
 
 

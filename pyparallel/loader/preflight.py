@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ..core import rlimits
+from ..core.cpu_time import cores_allowed
 from ..core.errors import BatchTypeError, BatchValueError, check_int
 from ..core.text import nbytes_text
 from .arguments import Loader
@@ -278,12 +279,6 @@ def _check_fork(machine: Machine, start_method: str | None) -> Finding | None:
         "multiprocessing_context='forkserver' or 'spawn'."
     )
     return Finding("fork", text, False)
-
-
-def cores_allowed() -> int:
-    """Return the number of cores on which this process may run."""
-    ask = getattr(os, "sched_getaffinity", None)
-    return len(ask(0)) if ask else os.cpu_count() or 1
 
 
 @functools.cache

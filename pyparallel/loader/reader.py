@@ -174,8 +174,7 @@ class Reader:
             location = self._locate(error)
             if self._source.num_workers:
                 return Answer(ERROR, error, location=location)
-            rank = rank_text()
-            add_note(error, f"DataLoader{f' ({rank})' if rank else ''}: {location}.")
+            add_note(error, f"DataLoader{rank_text()}: {location}.")
             raise
         finally:
             self._fetcher.restore()

@@ -328,9 +328,8 @@ def is_fatal(error: Exception) -> bool:
 
 def limit_error(last: SampleError, limit: int) -> ErrorLimitError:
     """Return the error for more failures than ``max_errors``."""
-    rank = rank_text()
     return ErrorLimitError(
-        f"DataLoader{f' ({rank})' if rank else ''}: an epoch must have at most "
+        f"DataLoader{rank_text()}: an epoch must have at most "
         f"max_errors={limit} failed samples, but has more. The last one has index "
         f"{format_indices(last.index)}: {last.error}. Repair the samples in "
         "DataLoader.sample_errors, or increase max_errors."
@@ -368,10 +367,9 @@ def _warn_of_end(number: int, error: Exception) -> None:
 
 def warn_of_left_out(number: int) -> None:
     """Warn once that a batch of the epoch was left out."""
-    rank = rank_text()
     warn_once(
         "PP217",
-        f"DataLoader{f' ({rank})' if rank else ''}: batch {number} of the epoch was "
+        f"DataLoader{rank_text()}: batch {number} of the epoch was "
         "left out, because its samples raised errors and no other sample can replace "
         "them. That needs integer indices, a dataset with a length, and a sampler that "
         "draws from all of it. Further batches are left out without a warning. In "

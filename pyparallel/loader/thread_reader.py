@@ -12,6 +12,7 @@ import copy
 import math
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any
@@ -25,7 +26,7 @@ from ..core.torch_private import pin_memory, worker_thread
 from ..core.tracing import span
 from ..shm.messages import INLINE_NBYTES, LazySlab
 from ..shm.ring import Ring
-from ..shm.serialization import RingMiss
+from ..shm.serialization import RingMiss, miss_of
 from ..transfer.device import relaxed_here
 from ..workers.threads import ThreadWorkers
 from .fetchers import Source
@@ -50,11 +51,7 @@ class _Slab(LazySlab):
         found = super().empty(shape, dtype)
         nbytes = math.prod(shape) * dtype.itemsize
         if found is None and self.ring is not None and nbytes > self.limit:
-            reason, slab = "full", self.slab
-            if slab is not None:
-                reason = "large" if slab.requested > slab.capacity else "memory"
-                nbytes = slab.requested
-            self.miss = RingMiss(reason, nbytes)
+            self.miss = miss_of(self.slab, True, nbytes)
         return found
 
 
@@ -80,7 +77,7 @@ class ThreadReader:
         policy = copy.copy(source.policy)
         if policy is not None:
             policy.failures = []
-        tracker = source.tracker and source.tracker.for_thread(policy)
+        tracker = source.tracker and replace(source.tracker, policy=policy)
         init = source.init and partial(_init_shared, source.init, source.dataset)
         self._source = source._replace(
             policy=policy, tracker=tracker, init=init, in_thread=True

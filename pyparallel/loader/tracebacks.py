@@ -87,12 +87,12 @@ def format_indices(indices: Any) -> str:
     return _repr.repr(indices)
 
 
-def rank_text() -> str:
-    """Return ``"rank 3"`` in a distributed job, and an empty string elsewhere."""
+def rank_text(form: str = " ({})") -> str:
+    """Return `` (rank 3)`` in a distributed job, and an empty string elsewhere."""
     rank = os.environ.get("RANK", "")
     if dist.is_available() and dist.is_initialized():
         rank = str(dist.get_rank())
-    return f"rank {rank}" if rank else ""
+    return form.format(f"rank {rank}") if rank else ""
 
 
 #: Positions in a batch, in the form of this package's messages and torch's.

@@ -7,6 +7,7 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -193,9 +194,11 @@ class PreDataLoader:
         return iterator
 
     def _on_batch(self, state: LoaderState | None) -> None:
+        """Record the loader's state after the batch that ``next()`` returns."""
         self.__dict__["_state"] = state  # `__setattr__` would look at the loader
 
     def _on_end(self, ended: PrefetchThread, state: LoaderState | None) -> None:
+        """Record the loader's state at the end of its epoch."""
         self._state = state
         if self._latest is ended:
             self._latest = None
@@ -357,29 +360,14 @@ class PreDataLoader:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle the loader and the options, without the passes."""
-        options = {
+        options: dict[str, Any] = {
             "transform": self.transform,
             "next_epoch": self.next_epoch,
             "timeout": self.timeout,
             "static": self.static,
         }
-        return _rebuild, (
-            type(self),
-            self.loader,
-            self.device,
-            self.queue_size,
-            options,
-        )
-
-
-def _rebuild(
-    cls: type[PreDataLoader],
-    loader: Any,
-    device: torch.device | None,
-    queue_size: int,
-    options: dict[str, Any],
-) -> PreDataLoader:
-    return cls(loader, device, queue_size, **options)
+        arguments = self.loader, self.device, self.queue_size
+        return partial(type(self), *arguments, **options), ()
 
 
 def _has_one_iterator(loader: Any) -> bool:

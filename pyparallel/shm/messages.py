@@ -141,9 +141,7 @@ def _write(batch: Any, lazy: LazySlab, *, trust: bool) -> tuple[Message, int, bo
         inline = backend.encode(list(map(_contiguous, tensors)), lazy.limit)
         if inline is not None:
             return leaves.message(inline[0], body, None, None, None), inline[1], False
-    slab = lazy.claim()
-    miss = None if slab else RingMiss("full" if lazy.ring else "off", 0)
-    message = place(body, leaves, slab, miss)
+    message = place(body, leaves, lazy.claim(), lazy.ring is not None)
     nbytes = 0 if message.plan is None else message.plan.nbytes
     return message, nbytes, any(map(_was_shared, tensors))
 

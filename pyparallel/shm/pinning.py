@@ -2,11 +2,33 @@
 
 from __future__ import annotations
 
+import mmap
+import os
+from typing import Protocol
+
 import torch
 
 from .. import backend
 from ..core.errors import LoaderWarning, warn_once
 from ..transfer.device import Fence
+from ..transfer.engine import keep_alive
+
+
+class Pinner(Protocol):
+    """The functions of a device that a ring uses; tests replace them."""
+
+    def pin(self, address: int, nbytes: int) -> bool:
+        """Pin memory; return False if the system refuses."""
+
+    def unpin(self, address: int) -> None:
+        """Undo `pin`, before the memory is unmapped or pinned again."""
+
+    def fence(self, address: int) -> Fence | None:
+        """Return a fence behind the copies of pinned memory since the last call.
+
+        Returns:
+            None if the end of a copy is unknown. The memory must not be used again.
+        """
 
 
 class AcceleratorPinner:
@@ -63,3 +85,25 @@ def accelerator_pinner() -> AcceleratorPinner | None:
         return None
     runtime = backend.Runtime("cuda")
     return AcceleratorPinner(runtime) if runtime.observe_copies() else None
+
+
+def unpin_all(
+    pid: int,
+    pinner: Pinner,
+    pinned_nbytes: dict[int, int],
+    addresses: list[int],
+    memory: mmap.mmap,
+) -> None:
+    """Unpin all slabs of a freed ring; while a device reads them, it is not freed.
+
+    Pages that could not be unpinned stay mapped. Otherwise another ring could be mapped
+    at their addresses, which the device would still take for pinned ones.
+    """
+    if pid != os.getpid():  # a forked copy, which has not pinned them
+        return
+    for slab, nbytes in pinned_nbytes.items():
+        if nbytes > 0:
+            try:
+                pinner.unpin(addresses[slab])
+            except RuntimeError:  # the next call of the program raises it
+                keep_alive.leak(keep_alive.hold(memory))

@@ -34,15 +34,15 @@ import uuid
 import weakref
 from collections.abc import Sequence
 from multiprocessing import reduction
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
 from .. import backend
 from ..transfer import debug
-from ..transfer.device import Fence
 from ..transfer.engine import keep_alive
 from . import memfd
+from .pinning import Pinner, unpin_all
 
 #: Holders in the header: of a free slab, and of one that the parent holds.
 FREE, PARENT = 0, 1
@@ -300,16 +300,21 @@ class Slab:
             RuntimeError: bytes behind the end of a tensor were written. They are
                 checked with poison enabled.
         """
-        self._memory = None
-        checks = self.checks_gaps and self._ring.committed(self.index) > 0
-        if checks:
-            self._ring.check_gaps(self.index, self.used, self._ends, _POISON)
+        is_checked = self._check_ends()
         if self._owner() is not None:  # a tensor is alive, perhaps in a gap
             return False
-        if checks:
+        if is_checked:
             self._ring.mark_gaps(self.index, self.used, self.gaps)
         else:
             self.clear_gaps(self.leading_bytes(self.used))
+        return True
+
+    def _check_ends(self) -> bool:
+        """Check the bytes between allocations. Return False if they are not checked."""
+        self._memory = None
+        if not self.checks_gaps or not self._ring.committed(self.index):
+            return False
+        self._ring.check_gaps(self.index, self.used, self._ends, _POISON)
         return True
 
     def close(self) -> tuple[Any, list[Range]]:
@@ -318,11 +323,9 @@ class Slab:
         Raises:
             RuntimeError: as `finish`.
         """
-        self._memory = None
-        if not self.checks_gaps or not self._ring.committed(self.index):
-            return self._owner(), []
         try:
-            self._ring.check_gaps(self.index, self.used, self._ends, _POISON)
+            if not self._check_ends():
+                return self._owner(), []
         except BaseException:
             self.release()
             raise
@@ -348,23 +351,6 @@ class Slab:
 
 #: The rings that this process created, by name. Received batches look them up.
 _rings: weakref.WeakValueDictionary[str, Ring] = weakref.WeakValueDictionary()
-
-
-class Pinner(Protocol):
-    """The functions of a device that a ring uses; tests replace them."""
-
-    def pin(self, address: int, nbytes: int) -> bool:
-        """Pin memory; return False if the system refuses."""
-
-    def unpin(self, address: int) -> None:
-        """Undo `pin`, before the memory is unmapped or pinned again."""
-
-    def fence(self, address: int) -> Fence | None:
-        """Return a fence behind the copies of pinned memory since the last call.
-
-        Returns:
-            None if the end of a copy is unknown. The memory must not be used again.
-        """
 
 
 class Ring(RingMemory):
@@ -404,7 +390,7 @@ class Ring(RingMemory):
             self._pinner = pinner
             addresses = [self.slab_address(slab) for slab in range(self.num_slabs)]
             state = self._pinned_nbytes, addresses, self._memory
-            end = weakref.finalize(self, _unpin_all, self._pid, pinner, *state)
+            end = weakref.finalize(self, unpin_all, self._pid, pinner, *state)
             end.atexit = False
 
     def new_holders(self, count: int) -> int:
@@ -563,28 +549,6 @@ def _print_damage(pid: int, unraised: list[str]) -> None:
     """Raise an error that no later batch raised: Python prints it, with its text."""
     if unraised and pid == os.getpid():
         raise RuntimeError(unraised[0])
-
-
-def _unpin_all(
-    pid: int,
-    pinner: Pinner,
-    pinned_nbytes: dict[int, int],
-    addresses: list[int],
-    memory: mmap.mmap,
-) -> None:
-    """Unpin all slabs of a freed ring; while a device reads them, it is not freed.
-
-    Pages that could not be unpinned stay mapped. Otherwise another ring could be mapped
-    at their addresses, which the device would still take for pinned ones.
-    """
-    if pid != os.getpid():  # a forked copy, which has not pinned them
-        return
-    for slab, nbytes in pinned_nbytes.items():
-        if nbytes > 0:
-            try:
-                pinner.unpin(addresses[slab])
-            except RuntimeError:  # the next call of the program raises it
-                keep_alive.leak(keep_alive.hold(memory))
 
 
 def total_nbytes(num_slabs: int, slab_nbytes: int) -> int:

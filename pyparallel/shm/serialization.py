@@ -325,19 +325,24 @@ def collect(batch: Any, *, trust: bool = True) -> tuple[bytes, LeafCollector]:
     return file.getvalue(), leaves
 
 
+def miss_of(slab: Slab | None, has_ring: bool, nbytes: int) -> RingMiss:
+    """Return the reason why bytes are not in the slab that was claimed for them."""
+    if slab is None:
+        return RingMiss("full" if has_ring else "off", nbytes)
+    is_large = slab.requested > slab.capacity
+    return RingMiss("large" if is_large else "memory", slab.requested)
+
+
 def place(
-    body: bytes, leaves: LeafCollector, slab: Slab | None, miss: RingMiss | None
+    body: bytes, leaves: LeafCollector, slab: Slab | None, has_ring: bool
 ) -> Message:
     """Write leaves into a slab, or into new memory, and return the message."""
     tensors = leaves.packed
     location: SlabLocation | memfd.SharedMemory | None = None
-    plan, order = None, None
+    plan, order, miss = None, None, None
     if tensors and slab is not None:
         plan, order = _write_to_slab(tensors, slab)
-        if plan is None:
-            is_large = slab.requested > slab.capacity
-            miss = RingMiss("large" if is_large else "memory", slab.requested)
-        elif plan.nbytes:
+        if plan is not None and plan.nbytes:
             gaps: tuple[Range, ...] = ()
             if slab.checks_gaps:
                 slab.gaps = _gaps(plan)
@@ -347,12 +352,12 @@ def place(
             )
     if tensors and plan is None:
         plan = backend.plan_slab(tensors)
-        miss = miss and miss._replace(nbytes=miss.nbytes or plan.nbytes)
+        miss = miss_of(slab, has_ring, plan.nbytes)
         if plan.nbytes:
             location = _write_new(
                 plan.nbytes, lambda memory: backend.pack(memory, tensors, plan)
             )
-    return leaves.message(location, body, plan, order, miss if tensors else None)
+    return leaves.message(location, body, plan, order, miss)
 
 
 def move_out_of_ring(message: Message, slab: Slab) -> Message:
@@ -394,9 +399,7 @@ def _write_to_slab(
         slab.gaps.append((end, offset))
         end = offset + tensors[i].nbytes
     slab.gaps.append((end, start))
-    if not placed:
-        if start:  # memory that the collate function allocated and did not use
-            plan = _shift_plan(plan, start)
+    if not placed and not start:
         return plan, None
     order = [*placed, *others]
     leaves = [tensors[i] for i in order]
@@ -407,7 +410,7 @@ def _write_to_slab(
         start + plan.nbytes,
     )
     places = sorted(range(len(order)), key=order.__getitem__)
-    return whole, tuple(places)
+    return whole, tuple(places) if placed else None
 
 
 def _gaps(plan: Any) -> list[Range]:
@@ -437,11 +440,6 @@ def _leaves_in_slab(tensors: list[torch.Tensor], slab: Slab) -> dict[int, int]:
             placed[i] = offset
             end = offset + tensors[i].nbytes
     return placed
-
-
-def _shift_plan(plan: Any, start: int) -> Any:
-    offsets = [start + offset for offset in plan.offsets]
-    return backend.SlabPlan(offsets, plan.shapes, plan.dtypes, start + plan.nbytes)
 
 
 def _write_new(nbytes: int, write: Callable[[torch.Tensor], Any]) -> memfd.SharedMemory:

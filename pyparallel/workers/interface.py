@@ -136,6 +136,19 @@ class Workers:
         return f"pid {self.processes[worker].pid}"
 
 
+class InlineWorkers(Workers):
+    """The worker of ``num_workers=0``: the calling thread. It reads nothing ahead.
+
+    Attributes:
+        answer: returns the answer to a task, in place of `send` and `receive`.
+    """
+
+    def __init__(self, program: Program) -> None:
+        self.processes: list[Any] = []
+        self.answer: Callable[[Any], Any] = program.run
+        program.start(0)
+
+
 def check_process(pid: int) -> None:
     """Raise RuntimeError in a process that is not the one of these workers."""
     if os.getpid() != pid:

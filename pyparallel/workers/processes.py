@@ -24,6 +24,7 @@ from collections.abc import Callable
 from multiprocessing import connection, process
 from typing import Any
 
+from ..core.cpu_time import cores_allowed
 from ..core.process import Living
 from . import deaths, descriptors
 from ._channel import Channel, close_in_children, pair
@@ -115,7 +116,7 @@ class ProcessWorkers(Workers):
         self._life, _ = map(close_in_children, pipe)
         self._open += [self._stacks, *pipe]
         forks = self._method == "fork"
-        self._num_starts = count if forks else _num_cores()
+        self._num_starts = count if forks else cores_allowed()
         data = b""
         for number in range(count):
             ours, theirs = pair()
@@ -376,12 +377,6 @@ class ProcessWorkers(Workers):
         # If they are closed, a Ctrl-C that arrives in here would be lost for nothing.
         if not is_finalizing() and hasattr(self, "_waker") and not self._is_closed:
             self.close()
-
-
-def _num_cores() -> int:
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def _dump(task: Any) -> tuple[bytes, list[int]]:

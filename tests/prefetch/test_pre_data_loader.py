@@ -22,6 +22,7 @@ import pyparallel
 from pyparallel import DataContainer as DC
 from pyparallel import LoaderStats, PreDataLoader
 from pyparallel.loader import _random_state
+from pyparallel.loader._progress import Progress
 from pyparallel.prefetch import _thread
 from tests.support.loader.prefetch_loaders import (
     Gate,
@@ -540,3 +541,34 @@ def test_profiles_and_figures_have_waits_and_loads() -> None:
     assert (stats.batches, stats.nbytes) == (6, 0)
     assert 0 < stats.load_seconds <= seconds - 0.12  # no sleep is any shorter
     assert 0 < stats.wait_seconds <= seconds
+
+
+def test_a_pass_makes_a_state_only_when_it_is_asked_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made, checked = [], []
+    state_at, must_be_resumable = (
+        Progress._state_at,
+        pyparallel.DataLoader._must_be_resumable,
+    )
+
+    def count_made(progress: Progress, *at: Any) -> Any:
+        made.append(progress)
+        return state_at(progress, *at)
+
+    def count_checked(loader: Any, method: str) -> None:
+        checked.append(method)
+        must_be_resumable(loader, method)
+
+    monkeypatch.setattr(Progress, "_state_at", count_made)
+    monkeypatch.setattr(pyparallel.DataLoader, "_must_be_resumable", count_checked)
+    loader = PreDataLoader(pyparallel.DataLoader(torch.arange(20)))
+    batches = iter(loader)
+    first = [next(batches).item() for _ in range(9)]
+    assert not made
+    state = loader.state_dict()
+    assert len(made) == 1 and first == list(range(9))
+    assert [batch.item() for batch in batches] == list(range(9, 20))
+    assert checked == ["state_dict"]
+    loader.load_state_dict(state)
+    assert [batch.item() for batch in loader] == list(range(9, 20))

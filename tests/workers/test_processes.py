@@ -16,8 +16,13 @@ import numpy as np
 import pytest
 import torch
 
-from pyparallel.workers.inline import InlineWorkers
-from pyparallel.workers.interface import Late, ProgramError, Woken, WorkerDied
+from pyparallel.workers.interface import (
+    InlineWorkers,
+    Late,
+    ProgramError,
+    Woken,
+    WorkerDied,
+)
 from pyparallel.workers.processes import ProcessWorkers
 from tests.support.loader.worker_programs import (
     Program,

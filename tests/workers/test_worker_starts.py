@@ -120,7 +120,7 @@ def test_a_start_without_free_processes_leaves_none(
     with nothing_left(method):
         monkeypatch.setattr(CALLS[method], call)
         cores = 2
-        monkeypatch.setattr(processes, "_num_cores", lambda: cores)
+        monkeypatch.setattr(processes, "cores_allowed", lambda: cores)
         # The last row: the second worker starts later.
         for left[0], cores in ((0, 2), (1, 2), (1, 1)):
             with pytest.raises(OSError) as caught:
@@ -135,7 +135,7 @@ def test_a_start_without_free_processes_leaves_none(
 
 @pytest.mark.slow
 def test_workers_start_one_for_each_core(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(processes, "_num_cores", lambda: 2)
+    monkeypatch.setattr(processes, "cores_allowed", lambda: 2)
     with pool(5, method="forkserver") as workers:
         assert sum(each.pid is not None for each in workers.processes) == 2
         workers.send(4, 4)
