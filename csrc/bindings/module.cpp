@@ -100,45 +100,74 @@ void forbid_use(py::handle tensors, const std::string& message) {
   }
 }
 
-// Returns the result of stack_equal for a column. Returns an undefined tensor if
-// stack_equal would return None or release the GIL.
-at::Tensor stack_column(const pytree::Columns& columns, size_t column) {
+// Returns the result of stack_equal for the values of a column. Returns an undefined
+// tensor if stack_equal would return None or release the GIL.
+at::Tensor stack_column(PyObject* const* values, size_t num_values) {
   std::vector<const at::Tensor*> refs;
-  refs.reserve(columns.num_dicts);
-  for (size_t i = 0; i < columns.num_dicts; ++i) {
-    PyObject* object = columns.value(i, column);
-    if (!THPVariable_CheckExact(object)) return {};
+  refs.reserve(num_values);
+  const PyTypeObject* exact = nullptr;  // the last class that was found to be exact
+  for (size_t i = 0; i < num_values; ++i) {
+    PyObject* object = values[i];
+    if (Py_TYPE(object) != exact) {
+      if (!THPVariable_CheckExact(object)) return {};
+      exact = Py_TYPE(object);
+    }
     refs.push_back(&THPVariable_Unpack(object));
   }
-  if (!ops::are_equal(refs)) return {};
+  const std::vector<const uint8_t*> sources = ops::equal_sources(refs);
+  if (sources.empty()) return {};
   const auto num_refs = static_cast<int64_t>(refs.size());
   if (static_cast<int64_t>(refs[0]->nbytes()) > kHoldGilBytes / num_refs) return {};
   const at::Tensor stacked = ops::new_stack(refs);
-  ops::copy_equal(stacked, refs);
+  ops::copy_equal(stacked, sources);
   return stacked;
 }
+
+// The values of one key of all dicts: stacked, or as they are.
+struct __attribute__((visibility("hidden"))) Column {
+  py::object key;
+  at::Tensor stacked;
+  std::vector<py::object> values;
+
+  Column(const pytree::Columns& columns, size_t i, bool stack)
+      : key(py::reinterpret_borrow<py::object>(columns.keys[i])) {
+    PyObject* const* found = columns.column(i);
+    if (stack) stacked = stack_column(found, columns.num_dicts);
+    if (stacked.defined()) return;
+    values.reserve(columns.num_dicts);
+    for (size_t at = 0; at < columns.num_dicts; ++at) {
+      values.push_back(py::reinterpret_borrow<py::object>(found[at]));
+    }
+  }
+
+  // Returns the tensor, or a list of the values, and leaves nothing behind.
+  py::object take() {
+    if (stacked.defined()) {
+      PyObject* const wrapped = THPVariable_Wrap(std::move(stacked));
+      if (wrapped == nullptr) throw py::error_already_set();
+      return py::reinterpret_steal<py::object>(wrapped);
+    }
+    py::list list(values.size());
+    for (size_t i = 0; i < values.size(); ++i) {
+      PyList_SET_ITEM(list.ptr(), static_cast<Py_ssize_t>(i),
+                      values[i].release().ptr());
+    }
+    return list;
+  }
+};
 
 py::object columns(py::handle dicts, bool stack) {
   if (!PyList_CheckExact(dicts.ptr())) wrong_type("columns: dicts", "a list", dicts);
   pytree::Columns found;
-  const bool good = pytree::read_columns(dicts.ptr(), &found);
-  py::object result = py::reinterpret_steal<py::object>(found.lists);
-  if (PyErr_Occurred() != nullptr) throw py::error_already_set();
-  if (!good) return py::none();
-  std::vector<at::Tensor> stacked(found.each.size());
-  for (size_t column = 0; column < stacked.size(); ++column) {
-    if (stack) stacked[column] = stack_column(found, column);
-    if (!stacked[column].defined()) found.fill(column);
-  }
-  // No value is borrowed any more, so Python objects may be made.
-  Py_ssize_t at = 0;
-  PyObject* key = nullptr;
-  for (at::Tensor& tensor : stacked) {
-    PyDict_Next(result.ptr(), &at, &key, nullptr);
-    if (!tensor.defined()) continue;
-    const auto value =
-        py::reinterpret_steal<py::object>(THPVariable_Wrap(std::move(tensor)));
-    if (PyDict_SetItem(result.ptr(), key, value.ptr()) != 0) {
+  if (!pytree::read_columns(dicts.ptr(), &found)) return py::none();
+  std::vector<Column> owned;
+  owned.reserve(found.keys.size());
+  for (size_t i = 0; i < found.keys.size(); ++i) owned.emplace_back(found, i, stack);
+  // No object is borrowed any more, so Python objects may be made.
+  py::dict result;
+  for (Column& column : owned) {
+    const py::object value = column.take();
+    if (PyDict_SetItem(result.ptr(), column.key.ptr(), value.ptr()) != 0) {
       throw py::error_already_set();
     }
   }
@@ -150,10 +179,12 @@ py::object stack_equal(py::handle samples) {
   for (const py::handle sample : from.items) {
     if (!THPVariable_CheckExact(sample.ptr())) return py::none();
   }
-  if (from.refs.empty() || !ops::are_equal(from.refs)) return py::none();
+  if (from.refs.empty()) return py::none();
+  const std::vector<const uint8_t*> sources = ops::equal_sources(from.refs);
+  if (sources.empty()) return py::none();
   const at::Tensor stacked = ops::new_stack(from.refs);
   if (static_cast<int64_t>(stacked.nbytes()) <= kHoldGilBytes) {
-    ops::copy_equal(stacked, from.refs);
+    ops::copy_equal(stacked, sources);
   } else {
     const std::string no_fill(stacked.itemsize(), 0);
     ops::PadCopyJob job(stacked, from.refs, no_fill);

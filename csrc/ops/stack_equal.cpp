@@ -11,32 +11,53 @@
 namespace pyparallel::ops {
 namespace {
 
-bool is_equal(const at::Tensor& sample, const at::Tensor& first, int64_t nbytes,
-              bool grad_mode) {
-  if (!is_plain(sample) || !sample.is_cpu() || !sample.is_contiguous()) return false;
+// Returns false unless a sample is equal to the first one, which is plain. Adds its
+// first byte to `sources`.
+bool add_source(const at::Tensor& sample, const at::Tensor& first, int64_t nbytes,
+                bool grad_mode, std::vector<const uint8_t*>* sources) {
+  // Tensors with the keys of a plain one are plain if they have a storage.
+  if (sample.key_set() != first.key_set() && !is_plain(sample)) return false;
+  const c10::TensorImpl& impl = *sample.unsafeGetTensorImpl();
+  const c10::Storage& storage = impl.unsafe_storage();
+  if (!storage || !sample.is_cpu() || !sample.is_contiguous()) return false;
   if (sample.dtype() != first.dtype() || sample.sizes() != first.sizes()) return false;
-  if (grad_mode && sample.requires_grad()) return false;
-  return holds(sample, nbytes);
+  if (grad_mode && impl.autograd_meta() != nullptr && sample.requires_grad()) {
+    return false;
+  }
+  if (nbytes == 0) {
+    sources->push_back(nullptr);
+    return true;
+  }
+  int64_t offset = 0;
+  int64_t end = 0;
+  const bool held = checked_mul(sample.storage_offset(),
+                                static_cast<int64_t>(first.itemsize()), &offset) &&
+                    checked_add(offset, nbytes, &end) &&
+                    static_cast<uint64_t>(end) <= storage.nbytes();
+  if (held) sources->push_back(static_cast<const uint8_t*>(storage.data()) + offset);
+  return held;
 }
 
 }  // namespace
 
-bool are_equal(TensorRefs samples) {
+std::vector<const uint8_t*> equal_sources(TensorRefs samples) {
   const at::Tensor& first = *samples[0];
   // A dispatch mode is Python code that intercepts torch's operators.
-  if (!is_plain(first) || c10::impl::dispatch_mode_enabled()) return false;
+  if (!is_plain(first) || c10::impl::dispatch_mode_enabled()) return {};
   const c10::IntArrayRef sizes = first.sizes();
   int64_t nbytes = 0;
   int64_t total = 0;
   const bool fits = checked_nbytes(sizes.data(), static_cast<int64_t>(sizes.size()),
                                    static_cast<int64_t>(first.itemsize()), &nbytes) &&
                     checked_mul(nbytes, static_cast<int64_t>(samples.size()), &total);
-  if (!fits) return false;
+  if (!fits) return {};
   const bool grad_mode = c10::GradMode::is_enabled();
+  std::vector<const uint8_t*> sources;
+  sources.reserve(samples.size());
   for (const at::Tensor* sample : samples) {
-    if (!is_equal(*sample, first, nbytes, grad_mode)) return false;
+    if (!add_source(*sample, first, nbytes, grad_mode, &sources)) return {};
   }
-  return true;
+  return sources;
 }
 
 at::Tensor new_stack(TensorRefs samples) {
@@ -46,12 +67,12 @@ at::Tensor new_stack(TensorRefs samples) {
   return new_host_tensor(shape, first.scalar_type());
 }
 
-void copy_equal(const at::Tensor& dst, TensorRefs samples) {
-  const size_t nbytes = dst.nbytes() / samples.size();
+void copy_equal(const at::Tensor& dst, const std::vector<const uint8_t*>& sources) {
+  const size_t nbytes = dst.nbytes() / sources.size();
   if (nbytes == 0) return;
   auto* to = static_cast<uint8_t*>(dst.mutable_data_ptr());
-  for (const at::Tensor* sample : samples) {
-    memcpy(to, sample->const_data_ptr(), nbytes);
+  for (const uint8_t* source : sources) {
+    memcpy(to, source, nbytes);
     to += nbytes;
   }
 }

@@ -7,26 +7,19 @@
 
 namespace pyparallel::pytree {
 
-// Dicts by columns. The values are borrowed references: Note [no Python code in a walk]
-// in pytree/walk.h applies until they are in their lists or no longer needed.
+// Dicts by columns. All references are borrowed: Note [no Python code in a walk] in
+// pytree/walk.h applies until the caller owns those that it needs.
 struct Columns {
   size_t num_dicts = 0;
-  PyObject* lists = nullptr;  // a new dict of lists with num_dicts empty places each
-  std::vector<PyObject*>
-      each;  // these lists, in the order of the keys of the first dict
-  std::vector<PyObject*> values;  // ordered by dict, then by key
+  std::vector<PyObject*> keys;    // in the order of the first dict
+  std::vector<PyObject*> values;  // ordered by key, then by dict
 
-  PyObject* value(size_t dict, size_t column) const {
-    return values[dict * each.size() + column];
-  }
-
-  // Puts the values of a column into its list.
-  void fill(size_t column) const;
+  // Returns the values of a key, `num_dicts` of them.
+  PyObject* const* column(size_t key) const { return &values[key * num_dicts]; }
 };
 
-// Reads a list of dicts. Returns false, perhaps with a Python error set, unless all
-// items are exactly dicts with the same keys in the same order. Keys are the same if
-// they are one object or equal strings.
+// Reads a list of dicts. Returns false unless all items are exactly dicts with the same
+// keys in the same order. Keys are the same if they are one object or equal strings.
 bool read_columns(PyObject* dicts, Columns* columns);
 
 }  // namespace pyparallel::pytree

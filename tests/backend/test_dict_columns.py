@@ -35,24 +35,37 @@ def test_it_must_be_a_list() -> None:
 @pytest.mark.skipif(
     sys.version_info >= (3, 12), reason="nothing is collected in the middle of a call"
 )
-def test_a_list_that_is_cut_by_a_garbage_collection_is_left() -> None:
+def test_a_garbage_collection_in_the_call_changes_no_column() -> None:
     keys = [str(i) for i in range(50)]
-    dicts = [dict.fromkeys(keys, i) for i in range(8)]
-    kept: list[Any] = []
+    counts = set()
+    for threshold in range(1, 40, 3):
+        dicts = [{key: f"{key} of {i}" for key in keys} for i in range(8)]
+        expected = {key: [f"{key} of {i}" for i in range(8)] for key in keys}
+        found = _columns_while_collected(dicts, threshold)
+        assert found is not None and list(found) == keys
+        counts.add(num := len(found["0"]))
+        assert found == {key: values[:num] for key, values in expected.items()}
+    assert 8 in counts  # the list was cut during the call
+
+
+def _columns_while_collected(dicts: list[Any], threshold: int) -> Any:
+    """Call `columns`; a garbage collection frees the last dict."""
+    is_cut: list[bool] = []
 
     def cut(phase: str, info: dict[str, int]) -> None:
-        if not kept:
-            kept.append(dicts.pop())
+        if not is_cut:
+            is_cut.append(True)
+            dicts.pop()
 
     before = gc.get_threshold()
     gc.collect()
     while gc.get_count()[0] > 10:  # created by finalizers of collected objects
         gc.collect(0)
     gc.callbacks.append(cut)
-    gc.set_threshold(20)  # the call makes one list for each key
+    gc.set_threshold(threshold)  # the call makes one list for each key
     try:
         found = native.columns(dicts, False)
     finally:
         gc.set_threshold(*before)
         gc.callbacks.remove(cut)
-    assert found is None and kept == [dict.fromkeys(keys, 7)]
+    return found if is_cut else None
