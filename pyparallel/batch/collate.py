@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import operator
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, TypeVar, overload
 
 import torch
@@ -186,57 +187,75 @@ class Walk:
 
     def _nested(self, column: list[Any], path: Path) -> Any:
         """Batch the containers at ``path`` item by item; batch other values whole."""
-        first = column[0]
         if len(path) >= pytree.MAX_DEPTH:
             raise pytree.nesting_error(format_path("batch[0]", path[:3]) + "...")
-        if type(first) is dict or isinstance(first, Mapping):
-            return self._mappings(column, path)
-        if pytree.has_fields(first):
-            return self._fields(column, path)
-        if isinstance(first, Sequence):
-            return self._sequences(column, path)
-        if pytree.is_keyed(first):
-            check_types(column, type(first), f"a {type_name(first)}", path)
-            return self._mappings(list(map(pytree.as_dict, column)), path)
-        return batch_values(column, path)
-
-    def _mappings(self, column: list[Mapping[Any, Any]], path: Path) -> Any:
-        first, counter = column[0], stack.active.counter
-        columns = backend.columns(column, self.may_stack_equal(path))
-        if columns is None:
-            columns = columns_by_key(column, path, self.drops_keys)
-        elif counter is not None:  # the backend has stacked some columns itself
-            for items in columns.values():
-                if isinstance(items, torch.Tensor):
-                    counter.add(items.nbytes)
-        batched = {
-            key: self.column(items, (*path, key)) if type(items) is list else items
-            for key, items in columns.items()
-        }
-        return pytree.rebuild_mapping(first, batched)
-
-    def _fields(self, column: list[Any], path: Path) -> Any:
-        first = column[0]
-        check_types(column, type(first), f"a {type_name(first)}", path)
-        return pytree.rebuild_fields(
-            first,
+        advice = "Wrap the field in a DataContainer to keep lists of any length."
+        opened = open_columns(
+            column, path, advice, self.drops_keys, self.may_stack_equal(path)
+        )
+        if opened is None:
+            return batch_values(column, path)
+        columns, rebuild = opened
+        return rebuild(
             [
-                self.column(
-                    [getattr(item, key) for item in column], (*path, Field(key))
-                )
-                for key in pytree.field_values(first)
-            ],
+                self.column(items, (*path, step))
+                if type(items) is list
+                else stack.count_padding(items)
+                for step, items in columns.items()
+            ]
         )
 
-    def _sequences(self, column: list[Any], path: Path) -> Any:
-        first = column[0]
-        advice = "Wrap the field in a DataContainer to keep lists of any length."
-        columns = [
-            self.column(list(items), (*path, step))
-            for step, items in sequence_columns(column, path, advice)
-        ]
+
+#: The columns of the items of containers by path step, and the function that builds a
+#: container of batched items.
+Columns = tuple[dict[Any, Any], Callable[[list[Any]], Any]]
+
+
+def open_columns(
+    column: list[Any],
+    path: Path,
+    advice: str,
+    drops_keys: bool = False,
+    stacks: bool = False,
+) -> Columns | None:
+    """Return the columns of the containers at ``path``; None for other values.
+
+    Args:
+        column: the values at ``path`` of every sample; the first selects the type.
+        path: the path of the column.
+        advice: the fix for sequences of unequal length, for the error.
+        drops_keys: drop the keys that the first mapping lacks, with a warning.
+        stacks: the backend may stack columns; these are tensors in place of lists.
+
+    Raises:
+        TypeError, ValueError: the containers have different types, keys or lengths.
+    """
+    first = column[0]
+    if type(first) is dict or isinstance(first, Mapping):
+        columns = backend.columns(column, stacks)
+        if columns is None:
+            columns = _columns_by_key(column, path, drops_keys)
+        keys = tuple(columns)
+
+        def rebuild(items: list[Any]) -> Any:
+            return pytree.rebuild_mapping(first, dict(zip(keys, items, strict=True)))
+
+        return columns, rebuild
+    if pytree.has_fields(first):
+        check_types(column, type(first), f"a {type_name(first)}", path)
+        names = pytree.field_values(first)
+        fields = {Field(name): [getattr(x, name) for x in column] for name in names}
+        return fields, partial(pytree.rebuild_fields, first)
+    if isinstance(first, Sequence):
+        pairs = sequence_columns(column, path, advice)
+        found = {step: list(items) for step, items in pairs}
         named = pytree.is_namedtuple(first)
-        return pytree.rebuild_sequence(first, columns) if named else columns
+        return found, partial(pytree.rebuild_sequence, first) if named else list
+    if pytree.is_keyed(first):
+        check_types(column, type(first), f"a {type_name(first)}", path)
+        dicts = list(map(pytree.as_dict, column))
+        return open_columns(dicts, path, advice, drops_keys, stacks)
+    return None
 
 
 def _collate_text(column: list[Any], path: Path) -> list[Any]:
@@ -248,7 +267,7 @@ def _collate_text(column: list[Any], path: Path) -> list[Any]:
     return column
 
 
-def columns_by_key(
+def _columns_by_key(
     column: list[Mapping[Any, Any]], path: Path, drops_keys: bool
 ) -> dict[Any, Any]:
     """Return the column of every key of the first sample.

@@ -6,7 +6,7 @@ import itertools
 import operator
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields as dataclass_fields
 from functools import partial
 from keyword import iskeyword
@@ -28,8 +28,8 @@ from ..core.errors import (
 )
 from ..core.tracing import span
 from . import pytree
-from .collate import Walk, check_is_batch, check_not_empty, columns_by_key
-from .columns import Path, check_types, sequence_columns
+from .collate import Walk, check_is_batch, check_not_empty, open_columns
+from .columns import Path
 from .options import meant_by
 from .padding import Padding
 from .padding_free import TEXTS, add_arguments, padding_free_rules, with_labels
@@ -365,17 +365,20 @@ class _Chooser:
 
     def choose(self, column: list[Any], path: Path) -> None:
         """Choose the rules for the values at ``path`` of all samples."""
-        items: list[tuple[Any, list[Any]]] = []
+        columns: dict[Any, list[Any]] = {}
+        first = column[0]
+        walks = is_fields(first) or (not path and isinstance(first, list))
         try:
-            if len(path) < pytree.MAX_DEPTH:
-                items = list(_items(column, path))
+            if walks and len(path) < pytree.MAX_DEPTH:
+                advice = "Give every sample the same fields."
+                columns, _ = open_columns(column, path, advice) or ({}, None)
         except (BatchTypeError, BatchValueError, MissingKeyError) as error:
             if not path:  # no rule can batch such samples
                 raise type(error)(f"Collate.auto: {error}") from None
             # fields of different structures stay whole
-        for step, values in items:
+        for step, values in columns.items():
             self.choose(values, (*path, step))
-        if not items:
+        if not columns:
             self.rules[_dotted(path)] = self._rule(column, path)
 
     def _rule(self, column: list[Any], path: Path) -> AnyRule:
@@ -391,24 +394,6 @@ class _Chooser:
         least = min(map(len, shapes))
         is_image = least > 2 and len({(len(s), s[:-2]) for s in shapes}) == 1
         return Pad() if is_image else List()
-
-
-def _items(column: list[Any], path: Path) -> Iterator[tuple[Any, list[Any]]]:
-    """Yield the fields of the samples at ``path``, as path steps and columns."""
-    first = column[0]
-    if isinstance(first, Mapping):
-        yield from columns_by_key(column, path, False).items()
-    elif pytree.is_keyed(first):
-        check_types(column, type(first), f"a {type_name(first)}", path)
-        yield from _items(list(map(pytree.as_dict, column)), path)
-    elif pytree.has_fields(first):
-        check_types(column, type(first), f"a {type_name(first)}", path)
-        for name in pytree.field_values(first):
-            yield name, [getattr(each, name) for each in column]
-    elif is_fields(first) or (not path and isinstance(first, list)):
-        advice = "Give every sample the same fields."
-        for step, values in sequence_columns(column, path, advice):
-            yield step, list(values)
 
 
 def _some_samples(dataset: Any, num_samples: int) -> list[Any]:

@@ -13,7 +13,6 @@ from torch.utils.data import default_collate
 from ..core.errors import (
     BatchTypeError,
     BatchValueError,
-    Field,
     format_path,
     type_name,
     with_advice,
@@ -141,9 +140,8 @@ def sequence_columns(
                 f"{sample_path(path, 0)}, but has {len(item)}.",
                 advice,
             )
-    named = pytree.is_namedtuple(first)
-    steps = map(Field, first._fields) if named else range(len(first))
-    return list(zip(steps, zip(*column, strict=True), strict=True))
+    columns = zip(*column, strict=True)
+    return list(zip(pytree.sequence_steps(first), columns, strict=True))
 
 
 def sample_path(path: Path, i: int) -> str:

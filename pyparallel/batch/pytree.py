@@ -353,6 +353,43 @@ def field_values(value: Any) -> dict[str, Any]:
     return {name: getattr(value, name) for name in field_names(type(value)) or ()}
 
 
+class Container(NamedTuple):
+    """One container: its items by path step, and the function that rebuilds it.
+
+    The function takes other items in the same order.
+    """
+
+    items: dict[Any, Any]
+    rebuild: Callable[[list[Any]], Any]
+
+
+def open_container(value: Any) -> Container | None:
+    """Return the items of a container, or None for any other value."""
+    is_sequence = isinstance(value, list | tuple | deque)
+    if not (is_sequence or isinstance(value, dict)):
+        found = split_registered(value)
+        if found is not None:
+            children, like, registered = found
+            items = dict(zip(registered or (), children, strict=True))
+            return Container(items, functools.partial(join_registered, like))
+    if isinstance(value, Mapping):
+        items = dict(value)
+        return Container(items, functools.partial(_join_mapping, value))
+    if has_fields(value):
+        items = {Field(name): each for name, each in field_values(value).items()}
+        return Container(items, functools.partial(rebuild_fields, value))
+    if is_sequence:
+        items = dict(zip(sequence_steps(value), value, strict=True))
+        return Container(items, functools.partial(rebuild_sequence, value))
+    return None
+
+
+def sequence_steps(value: Any) -> Iterable[Any]:
+    """Return the path steps of a sequence: the fields of a namedtuple, or indices."""
+    named = is_namedtuple(value)
+    return map(Field, type(value)._fields) if named else range(len(value))
+
+
 def split_registered(
     value: Any,
 ) -> tuple[tuple[Any, ...], Any, tuple[Any, ...]] | None:
@@ -425,7 +462,7 @@ def _split_mapping(value: Mapping[Any, Any]) -> _Split:
     return tuple(value.values()), value, tuple(value)
 
 
-def _join_mapping(like: Mapping[Any, Any], children: tuple[Any, ...]) -> Any:
+def _join_mapping(like: Mapping[Any, Any], children: Sequence[Any]) -> Any:
     return rebuild_mapping(like, dict(zip(like, children, strict=True)))
 
 

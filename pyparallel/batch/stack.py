@@ -383,12 +383,17 @@ active: _Active = _Active()
 
 
 def count_padding(
-    result: torch.Tensor, samples: Sequence[torch.Tensor]
+    result: torch.Tensor, samples: Sequence[torch.Tensor] | None = None
 ) -> torch.Tensor:
-    """Add the result to the active counter, if there is one, and return it."""
+    """Add the result to the active counter, if there is one, and return it.
+
+    Without ``samples`` it has no padding.
+    """
     counter = active.counter
     if counter is not None:
-        num_items = sum(sample.numel() for sample in samples)
+        num_items = result.numel()
+        if samples is not None:
+            num_items = sum(sample.numel() for sample in samples)
         padding = (result.numel() - num_items) * result.element_size()
         counter.add(result.nbytes, padding)
     return result

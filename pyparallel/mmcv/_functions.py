@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..backend.plain import check_storage
 from ..core.errors import BatchTypeError, BatchValueError, type_name
-from ..scatter_gather.move import check_memory
 from ..scatter_gather.split import partition
 from ..transfer.device import torch_device
 
@@ -72,7 +72,7 @@ def scatter(
         ]
     if not isinstance(input, Tensor):
         raise _unknown_type_error(input)
-    check_memory(input, lambda: "scatter: input")
+    check_storage(input, lambda: "scatter: input")
     output = input.contiguous()
     if list(devices) == [-1]:
         return output

@@ -10,7 +10,7 @@ import copy
 import operator
 import sys
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from itertools import chain
 from typing import Any, TypeVar
 
@@ -137,25 +137,19 @@ class _Plan:
         if isinstance(first, torch.Tensor):
             return self._tensors(values, path, dim)
         if isinstance(first, DataContainer):
-            return self._containers(values, path)
+            return self._data_containers(values, path)
         if isinstance(first, Ragged):
             return self._ragged(values, path)
-        if isinstance(first, Padded):
-            return self._padded(values, path)
-        return self._nested(values, path, dim)
+        return self._nested(values, path, 0 if isinstance(first, Padded) else dim)
 
     def _nested(self, values: list[Any], path: _Path, dim: int) -> _Build:
         first = values[0]
-        if not isinstance(first, dict | list | tuple | deque):
-            splits = [pytree.split_registered(each) for each in values]
-            if splits[0] is not None:
-                return self._registered(splits, path, dim)
-        if isinstance(first, Mapping):
-            return self._mappings(values, path, dim)
-        if pytree.has_fields(first):
-            return self._dataclasses(values, path, dim)
-        if isinstance(first, list | tuple | deque):
-            return self._sequences(values, path, dim)
+        if isinstance(first, list) and not contain_data(values):
+            items = list(chain.from_iterable(values))
+            return lambda tensors: pytree.rebuild_sequence(first, items)
+        opened = pytree.open_container(first)
+        if opened is not None:
+            return self._containers(opened, values, path, dim)
         if is_array(first):
             check_joinable(values, path, dim)
             array = _join_arrays(values, dim)
@@ -193,55 +187,19 @@ class _Plan:
             values = list(without_subclasses(values))
         return self._column(values, dim, path)
 
-    def _mappings(self, values: list[Any], path: _Path, dim: int) -> _Build:
-        first = values[0]
-        check_keys(values, path)
-        parts = {
-            key: self.value([each[key] for each in values], (*path, key), dim)
-            for key in first
-        }
-        return lambda tensors: pytree.rebuild_mapping(
-            first, {key: build(tensors) for key, build in parts.items()}
-        )
-
-    def _dataclasses(self, values: list[Any], path: _Path, dim: int) -> _Build:
-        first = values[0]
-        fields = [pytree.field_values(each) for each in values]
+    def _containers(
+        self, first: pytree.Container, values: list[Any], path: _Path, dim: int
+    ) -> _Build:
+        if isinstance(values[0], list | tuple | deque):
+            check_lengths(values, path)
+        others = map(pytree.open_container, values[1:])
+        columns = [first.items, *(each.items for each in others if each is not None)]
+        check_keys(columns, path)
         parts = [
-            self.value([each[name] for each in fields], (*path, Field(name)), dim)
-            for name in fields[0]
+            self.value([each[step] for each in columns], (*path, step), dim)
+            for step in first.items
         ]
-        return lambda tensors: pytree.rebuild_fields(
-            first, [build(tensors) for build in parts]
-        )
-
-    def _registered(self, splits: list[Any], path: _Path, dim: int) -> _Build:
-        like = splits[0][1]
-        mappings = [dict(zip(steps, found, strict=True)) for found, _, steps in splits]
-        check_keys(mappings, path)
-        parts = [
-            self.value([each[step] for each in mappings], (*path, step), dim)
-            for step in mappings[0]
-        ]
-        return lambda tensors: pytree.join_registered(
-            like, [build(tensors) for build in parts]
-        )
-
-    def _sequences(self, values: list[Any], path: _Path, dim: int) -> _Build:
-        first = values[0]
-        if isinstance(first, list) and not contain_data(values):
-            items = list(chain.from_iterable(values))
-            return lambda tensors: pytree.rebuild_sequence(first, items)
-        check_lengths(values, path)
-        names = getattr(first, "_fields", None) if isinstance(first, tuple) else None
-        steps = range(len(first)) if names is None else map(Field, names)
-        parts = [
-            self.value(list(items), (*path, step), dim)
-            for step, items in zip(steps, zip(*values, strict=True), strict=True)
-        ]
-        return lambda tensors: pytree.rebuild_sequence(
-            first, [build(tensors) for build in parts]
-        )
+        return lambda tensors: first.rebuild([build(tensors) for build in parts])
 
     def _ragged(self, values: list[Ragged], path: _Path) -> _Build:
         field = (*path, Field("values"))
@@ -257,15 +215,7 @@ class _Plan:
 
         return build_ragged
 
-    def _padded(self, values: list[Padded], path: _Path) -> _Build:
-        fields = zip(*(each.fields() for each in values), strict=True)
-        parts = [
-            self.value(list(field), (*path, Field(name)), 0)
-            for name, field in zip(("data", "sizes", "mask"), fields, strict=True)
-        ]
-        return lambda tensors: Padded.from_fields(build(tensors) for build in parts)
-
-    def _containers(self, values: list[DataContainer], path: _Path) -> _Build:
+    def _data_containers(self, values: list[DataContainer], path: _Path) -> _Build:
         first, inside = values[0], (*path, Field("data"))
         data = [each.data for each in values]
         check_types(data, inside)

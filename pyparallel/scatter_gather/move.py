@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
-from operator import attrgetter
 from typing import Any
 
 import torch
 
 from .. import backend
-from ..backend.plain import check_storage
+from ..backend.plain import PLAIN, check_storage
+from ..batch import pytree
 from ..batch.container import DataContainer, are_only_tensors
 from ..batch.tensor_fields import TensorFields
 from ..core.errors import NoDataError
@@ -23,7 +23,6 @@ LeafName = Callable[[int], str]
 _Rebuild = Callable[[Sequence[torch.Tensor]], list[Any]]
 
 _TENSOR = frozenset({torch.Tensor})
-_is_meta = attrgetter("is_meta")
 
 
 def move(
@@ -73,36 +72,39 @@ def start_copy(
     """
     on_host = target is None or target.type == "cpu"
     is_simple = are_only_tensors(set(map(type, leaves)) if classes is None else classes)
-    is_compact = (
-        is_simple
-        and on_host
-        and dtype is None
-        and backend.are_compact(parts, on_cpu=target is not None or static is not None)
-    )
-    if is_compact and static is None:
-        return lambda: list(parts)
-    if target is None and static is None and dtype is None:
-        return lambda: _keep(leaves, parts, name)
-    if dtype is not None or (on_host and not is_compact):
-        for i, (leaf, part) in enumerate(zip(leaves, parts, strict=True)):
-            if _moves(leaf):  # tensors that are packed for a device are checked there
-                check_memory(part, partial(name, i))
+    tensors: list[torch.Tensor]
     rebuild: _Rebuild
     if is_simple and classes is not None and _TENSOR.issuperset(classes):
-        flat, rebuild = list(parts), list
+        tensors, rebuild = list(parts), list
     else:
-        flat, rebuild = _open_tensors(parts) if is_simple else _open(leaves, parts)
+        tensors, rebuild = _open_tensors(parts) if is_simple else _open(leaves, parts)
+    is_compact = (
+        on_host
+        and dtype is None
+        and (is_simple or PLAIN.issuperset(map(type, tensors)))
+        and backend.are_compact(
+            tensors, on_cpu=target is not None or static is not None
+        )
+    )
+    if is_compact and static is None:
+        return lambda: rebuild(tensors)
+    tensor_name = partial(_name_tensor, leaves, parts, name)
+    if dtype is not None or (on_host and not is_compact):
+        # Tensors that are packed for a device are checked there.
+        may_stay = target is None and static is None and dtype is None
+        for number, tensor in enumerate(tensors):
+            if not (may_stay and _is_contiguous(tensor)):
+                check_storage(tensor, partial(tensor_name, number))
     prepare = None
     if static is not None:
-        tensor_name = partial(_name_tensor, leaves, parts, name)
         prepare = partial(static.prepare, target, tensor_name)
-    wait_flat = to_device.start_copy(flat, target, dtype, stream, prepare)
+    wait_flat = to_device.start_copy(tensors, target, dtype, stream, prepare)
 
     def wait() -> list[Any]:
         try:
             copies = wait_flat()
         except NotImplementedError as error:
-            _check_data(leaves, parts, target, name, error)
+            _check_data(tensors, tensor_name, target, error)
             raise
         return rebuild(copies)
 
@@ -121,51 +123,55 @@ def _open(
     leaves: Sequence[Any], parts: Sequence[Any]
 ) -> tuple[list[torch.Tensor], _Rebuild]:
     """Return the same as `_open_tensors` for all leaves."""
-    moves = list(map(_moves, leaves))
-    flat: list[torch.Tensor] = []
-    _collect([part for part, move in zip(parts, moves, strict=True) if move], flat)
+    places = [
+        i
+        for i, leaf in enumerate(leaves)
+        if type(leaf) is torch.Tensor or _moves(leaf)  # nearly all leaves are tensors
+    ]
+    # The backend walks tuples, but not the classes of their fields.
+    fields = {i: parts[i] for i in places if isinstance(parts[i], TensorFields)}
+    items, structure = pytree.flatten(
+        [fields[i].fields() if i in fields else parts[i] for i in places]
+    )
 
-    def rebuild(tensors: Sequence[torch.Tensor]) -> list[Any]:
-        copies = iter(tensors)
-        return [
-            (next(copies) if isinstance(part, torch.Tensor) else _rebuild(part, copies))
-            if move
-            else part
-            for part, move in zip(parts, moves, strict=True)
-        ]
+    def rebuild(copies: Sequence[torch.Tensor]) -> list[Any]:
+        following = iter(copies)
+        # None is an absent field of a Padded.
+        moved = [each if each is None else next(following) for each in items]
+        rebuilt = list(parts)
+        for i, part in zip(places, pytree.unflatten(structure, moved), strict=True):
+            rebuilt[i] = fields[i].from_fields(part) if i in fields else part
+        return rebuilt
 
-    return flat, rebuild
+    return [each for each in items if each is not None], rebuild
 
 
 def _name_tensor(
     leaves: Sequence[Any], parts: Sequence[Any], name: LeafName, number: int
 ) -> str:
     """Return the name of the leaf with this tensor to move."""
-    tensors: list[torch.Tensor] = []
-    for i, (leaf, part) in enumerate(zip(leaves, parts, strict=True)):
-        if _moves(leaf):
-            _collect([part], tensors)
-        if len(tensors) > number:
-            return name(i)
-    raise IndexError(number)
+    owners = [
+        i
+        for i, (leaf, part) in enumerate(zip(leaves, parts, strict=True))
+        if _moves(leaf)
+        for each in pytree.flatten(part)[0]
+        if each is not None
+    ]
+    return name(owners[number])
 
 
 def _check_data(
-    leaves: Sequence[Any],
-    parts: Sequence[Any],
-    target: torch.device | None,
+    tensors: Sequence[torch.Tensor],
     name: LeafName,
+    target: torch.device | None,
     cause: Exception,
 ) -> None:
-    """Raise an error that names the first part that is moved and has no data."""
-    for i, (leaf, part) in enumerate(zip(leaves, parts, strict=True)):
-        tensors: list[torch.Tensor] = []
-        if _moves(leaf):
-            _collect([part], tensors)
-        if any(map(_is_meta, tensors)):
+    """Raise an error that names the first tensor without data."""
+    for number, tensor in enumerate(tensors):
+        if tensor.is_meta:
             raise NoDataError(
-                f"{name(i)} must have data to be copied to {target}, but is on the "
-                "meta device. Give it data first, or keep it in "
+                f"{name(number)} must have data to be copied to {target}, but is on "
+                "the meta device. Give it data first, or keep it in "
                 "DataContainer([tensor], cpu_only=True)."
             ) from cause
 
@@ -180,67 +186,5 @@ def _moves(leaf: Any) -> bool:
     return isinstance(leaf, torch.Tensor)
 
 
-def _keep(leaves: Sequence[Any], parts: Sequence[Any], name: LeafName) -> list[Any]:
-    kept = []
-    for i, (leaf, part) in enumerate(zip(leaves, parts, strict=True)):
-        if _moves(leaf):
-            part = _contiguous(part, partial(name, i))
-        kept.append(part)
-    return kept
-
-
-def check_memory(part: Any, where: Callable[[], str]) -> None:
-    """Raise if the memory of a tensor was freed, also in lists, `Padded` and `Ragged`.
-
-    torch reads beyond such a storage without an error.
-
-    Args:
-        part: a part of a batch.
-        where: returns its name for the error.
-
-    Raises:
-        ValueError: the storage is smaller than the shape requires.
-    """
-    if isinstance(part, list | TensorFields):
-        for each in part if isinstance(part, list) else part.fields():
-            check_memory(each, where)
-    else:
-        check_storage(part, where)
-
-
-def _collect(items: Sequence[Any], into: list[torch.Tensor]) -> None:
-    """Append the tensors of nested lists and of `Padded` and `Ragged`."""
-    for item in items:
-        if isinstance(item, torch.Tensor):
-            into.append(item)
-        elif item is not None:  # an absent field of a Padded
-            _collect(item if isinstance(item, list) else item.fields(), into)
-
-
-def _rebuild(items: Any, tensors: Iterator[torch.Tensor]) -> Any:
-    """Return the same nested lists, `Padded` and `Ragged` with the next tensors."""
-    if items is None:
-        return None
-    rebuilt = [
-        next(tensors) if isinstance(item, torch.Tensor) else _rebuild(item, tensors)
-        for item in (items if isinstance(items, list) else items.fields())
-    ]
-    return rebuilt if isinstance(items, list) else items.from_fields(rebuilt)
-
-
-def _contiguous(part: Any, where: Callable[[], str]) -> Any:
-    """Return the same tensor, list, `Padded` or `Ragged` with contiguous tensors.
-
-    First check the memory of the tensors that have to be copied.
-    """
-    if part is None:
-        return None
-    if isinstance(part, list):
-        return [_contiguous(each, where) for each in part]
-    if isinstance(part, TensorFields):
-        return part.from_fields(_contiguous(each, where) for each in part.fields())
-    if part.layout is torch.strided:
-        if part.is_contiguous():
-            return part
-        check_memory(part, where)
-    return to_device.contiguous(part)
+def _is_contiguous(tensor: torch.Tensor) -> bool:
+    return tensor.layout is torch.strided and tensor.is_contiguous()

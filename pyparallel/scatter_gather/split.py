@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ..backend.plain import without_subclasses
+from ..backend.plain import check_storage, without_subclasses
 from ..batch import pytree
 from ..batch.container import DataContainer
 from ..batch.padding import Padded
@@ -29,7 +29,7 @@ from ..core.errors import (
     type_name,
 )
 from ..core.torch_private import outside_autocast
-from .move import LeafName, check_memory
+from .move import LeafName
 
 #: Returns the name of one leaf for a message; see `LeafName`.
 Where = Callable[[], str]
@@ -72,7 +72,9 @@ def whole_parts(
     if not any(issubclass(cls, DataContainer) for cls in classes):
         return leaves
     return [
-        _only_chunk(leaf, options, name, i) if isinstance(leaf, DataContainer) else leaf
+        leaf
+        if type(leaf) is torch.Tensor or not isinstance(leaf, DataContainer)
+        else _only_chunk(leaf, options, name, i)
         for i, leaf in enumerate(leaves)
     ]
 
@@ -150,7 +152,7 @@ def _split_tensor(
 
     Freed memory is reported here, because the parts have no names for a message.
     """
-    check_memory(leaf, where)
+    check_storage(leaf, where)
     dim, shape = options.dim, tuple(leaf.shape)
     if not -len(shape) <= dim < len(shape):
         raise SplitError(
@@ -291,7 +293,8 @@ def _rechunk(chunks: list[Any], sizes: Sequence[int], where: Where) -> list[Any]
             f"has {', '.join(map(str, sorted(shapes)))}. Collate with samples_per_gpu "
             "equal to the batch size."
         )
-    check_memory(chunks, where)
+    for chunk in chunks:
+        check_storage(chunk, where)
     if len(chunks) > 1:
         for i in range(len(chunks)):
             check_quantization(chunks, lambda _: where(), i)
