@@ -27,7 +27,7 @@ from ..batch.container import map_tensors
 from ..core import thread_state
 from ..core.devices import HOST
 from ..core.errors import add_note
-from ..transfer.device import DeviceApi, keep_parts, torch_device
+from ..transfer.device import TorchDevice, keep_parts, torch_device
 from ..transfer.to_device import has_streams
 from ._thread_pool import Place, Task, ThreadPool
 
@@ -49,7 +49,7 @@ class DeviceThreads:
 
     def __init__(
         self,
-        api: DeviceApi = torch_device,
+        api: TorchDevice = torch_device,
         has_streams: Callable[[torch.device], bool] = _has_streams,
     ) -> None:
         self._api, self._has_streams = api, has_streams
@@ -142,7 +142,7 @@ class DeviceThreads:
 
 
 def _record_stream(
-    api: DeviceApi, tree: Any, device: torch.device, stream: Any
+    api: TorchDevice, tree: Any, device: torch.device, stream: Any
 ) -> None:
     """Record tensors on a stream other than their own, which reads them."""
     map_tensors(lambda tensor: keep_parts(api, device, tensor, stream), tree)
@@ -160,7 +160,7 @@ class _JobGroup:
 
     def __init__(
         self,
-        api: DeviceApi,
+        api: TorchDevice,
         state: thread_state.ThreadState,
         devices: Sequence[torch.device],
         caller_streams: dict[torch.device, _CallerStream],

@@ -9,7 +9,7 @@ import torch
 
 from ..batch.container import TensorSkeleton, check_data, map_tensors, name_of
 from ..core.tracing import span
-from ..transfer.device import DeviceApi, keep_parts, torch_device
+from ..transfer.device import TorchDevice, keep_parts, torch_device
 from ..transfer.static import StaticBatches, StaticTarget
 from ..transfer.to_device import MixedCopy, has_streams
 
@@ -48,7 +48,7 @@ class DeviceStage:
         self,
         device: torch.device | None,
         transform: Transform | None,
-        api: DeviceApi | None = None,
+        api: TorchDevice | None = None,
         static: StaticBatches | None = None,
     ) -> None:
         self.device = device
@@ -136,7 +136,7 @@ class DeviceStage:
         skeleton: TensorSkeleton,
         transform: Transform,
         device: torch.device,
-        api: DeviceApi,
+        api: TorchDevice,
     ) -> Callable[[], Any]:
         """Copy and transform a batch; return a function that returns the result.
 

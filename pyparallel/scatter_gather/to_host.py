@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 from ..batch.container import TensorSkeleton, check_data
 from ..core.tracing import span
-from ..transfer.device import ReturnApi, torch_return
+from ..transfer.device import TorchReturn, torch_return
 from ..transfer.from_device import MixedHostCopy
 
 _T = TypeVar("_T")
@@ -19,7 +19,7 @@ class HostCopy:
     It may be dropped at any time, and used by any thread.
     """
 
-    def __init__(self, batch: Any, api: ReturnApi, snapshot: bool) -> None:
+    def __init__(self, batch: Any, api: TorchReturn, snapshot: bool) -> None:
         self._batch = batch
         self._lock = threading.RLock()  # a signal handler may call `get` in `get`
         self._pending: tuple[TensorSkeleton, MixedHostCopy] | None = None

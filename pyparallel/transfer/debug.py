@@ -34,7 +34,7 @@ import torch
 from .. import backend
 from ..core.process import at_exit, on_fork
 from ..core.torch_private import use_count
-from .device import Probe, row_sums
+from .device import TorchProbe, row_sums
 from .engine import CopyEvent, DeviceEvent
 from .layout import TransferLayout
 
@@ -137,7 +137,7 @@ class Watch:
         self._api, device, copies = route
         self._copies = copies
         self._streams: list[Any] = []
-        probe: Probe | None = getattr(self._api, "probe", None)
+        probe: TorchProbe | None = getattr(self._api, "probe", None)
         if probe is None:  # this device has no checksums
             return
         parts = list(_parts(leaves, layout, *blocks))
@@ -162,7 +162,7 @@ class Watch:
         """Return True if a graph is captured on the stream of a consumer."""
         return any(map(self._api.is_capturing, self._streams))
 
-    def overwrite(self, block: torch.Tensor, probe: Probe) -> None:
+    def overwrite(self, block: torch.Tensor, probe: TorchProbe) -> None:
         """Queue the poison for memory of this copy that has no other reference."""
         *others, last = self._streams or [self._copies]
         for stream in others:
@@ -222,7 +222,7 @@ class _Check(NamedTuple):
 class _Block:
     """Device memory that is overwritten when all other references to it are gone."""
 
-    def __init__(self, block: torch.Tensor, watch: Watch, probe: Probe) -> None:
+    def __init__(self, block: torch.Tensor, watch: Watch, probe: TorchProbe) -> None:
         # A new tensor: the caller's own object would hide the caller's reference.
         self._alias, self._watch, self._probe = block.detach(), watch, probe
         self._storage = block.untyped_storage()

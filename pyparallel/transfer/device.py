@@ -1,7 +1,7 @@
-"""The interface of a device: memory, streams, events, checksums; and torch's version.
+"""The interface of a device: memory, streams, events and checksums.
 
-All code of this folder reaches a device through `DeviceApi`. Tests pass a fake device
-whose copies are slow, so that a missing wait gives wrong values.
+All code of this folder reaches a device through `TorchDevice`. Tests pass a fake device
+with the same methods whose copies are slow, so that a missing wait gives wrong values.
 """
 
 from __future__ import annotations
@@ -29,109 +29,11 @@ class Fence(Protocol):
         """Return True if that work is done; the host does not wait."""
 
 
-class DeviceApi(Protocol):
-    """The calls that host-to-device copies make to a device."""
-
-    def is_pinned(self, tensor: torch.Tensor) -> bool:
-        """Return True if copies can read this CPU tensor in place."""
-
-    def pinned(self, nbytes: int) -> torch.Tensor:
-        """Return pinned bytes that stay untouched while a copy reads them."""
-
-    def allocate(self, sizes: Sequence[int], stream: Any) -> list[torch.Tensor]:
-        """Return blocks of these numbers of bytes that belong to ``stream``.
-
-        Earlier work of ``stream`` may still use them, but no other work.
-        """
-
-    def copy_stream(self, device: torch.device) -> Any:
-        """Return the one copy stream of ``device``."""
-
-    def new_stream(self, device: torch.device) -> Any:
-        """Return a stream of ``device`` for a thread of its own."""
-
-    def current_stream(self, device: torch.device) -> Any:
-        """Return the stream that is current on ``device`` for this thread."""
-
-    def using(self, stream: Any) -> AbstractContextManager[Any]:
-        """Make ``stream`` the current one of its device for this thread."""
-
-    def holds(self, device: torch.device, tensor: torch.Tensor) -> bool:
-        """Return True if the tensor is in the memory of ``device``."""
-
-    def copy(self, dst: torch.Tensor, src: torch.Tensor, stream: Any) -> None:
-        """Queue a copy on ``stream``; the host does not wait."""
-
-    def record(self, stream: Any) -> Any:
-        """Return an event after all work that is queued on ``stream`` so far."""
-
-    def wait(self, stream: Any, event: Any) -> None:
-        """Make ``stream`` wait for ``event``; the host does not wait."""
-
-    def is_done(self, event: Any) -> bool:
-        """Return True if all work before ``event`` is done; the host does not wait."""
-
-    def fence(self, device: torch.device) -> Fence:
-        """Return a fence after the work on this thread's current stream of ``device``.
-
-        The stream may be under graph capture. Then the fence passes after the capture.
-        """
-
-    def keep(self, tensors: Sequence[torch.Tensor], stream: Any) -> None:
-        """Keep the memory, once freed, from reuse until ``stream`` is done with it."""
-
-    def relaxed(self, device: torch.device) -> AbstractContextManager[Any]:
-        """Let no call of this thread end a graph capture in another thread."""
-
-    def is_idle(self, stream: Any) -> bool:
-        """Return True if copies on ``stream`` cost less than on the copy stream.
-
-        It has no work left, and needs no events of another stream.
-        """
-
-    def is_capturing(self, stream: Any) -> bool:
-        """Return True if work queued on ``stream`` is captured into a graph."""
-
-    def has_engine(self, device: torch.device) -> bool:
-        """Return True if the backend's ``send`` supports ``device`` and its streams."""
-
-
-class ReturnApi(DeviceApi, Protocol):
-    """The calls that device-to-host copies make besides."""
-
-    def device_of(self, tensor: torch.Tensor) -> torch.device | None:
-        """Return the device of a tensor, or None if it is on the host."""
-
-    def packs(self, device: torch.device) -> bool:
-        """Return True if `pack` supports tensors of ``device``."""
-
-    def pack(
-        self,
-        slab: torch.Tensor,
-        leaves: Sequence[torch.Tensor],
-        plan: backend.SlabPlan,
-    ) -> None:
-        """Queue the packing of leaves on the current stream of their device."""
-
-    def wait_on_host(self, event: Any) -> None:
-        """Block the host until all work before ``event`` is done."""
-
-
-class Probe(Protocol):
+class TorchProbe:
     """The calls that ``PYPARALLEL_DEBUG=1`` makes besides."""
 
     def sums(self, block: torch.Tensor, row: int, stream: Any) -> torch.Tensor:
-        """Queue `row_sums` of device bytes; return host memory for the result."""
-
-    def fill(self, block: torch.Tensor, value: int, stream: Any) -> None:
-        """Queue a fill of device bytes with ``value``."""
-
-
-class TorchProbe:
-    """The probe in torch's operators."""
-
-    def sums(self, block: torch.Tensor, row: int, stream: Any) -> torch.Tensor:
-        """Sum on the device, and copy the sums to pinned memory."""
+        """Queue `row_sums` of device bytes; return pinned memory for the result."""
         with torch.get_device_module(block.device).stream(stream):
             sums = row_sums(block, row)
             shape, dtype = sums.shape, sums.dtype
@@ -139,7 +41,7 @@ class TorchProbe:
             return found.copy_(sums, non_blocking=True)
 
     def fill(self, block: torch.Tensor, value: int, stream: Any) -> None:
-        """Fill on the stream."""
+        """Queue a fill of device bytes with ``value``."""
         with torch.get_device_module(block.device).stream(stream):
             block.fill_(value)
 
@@ -173,15 +75,21 @@ class TorchDevice:
         self._lock = threading.RLock()  # a handler of a signal may run while it is held
 
     def is_pinned(self, tensor: torch.Tensor) -> bool:
-        """Return True if the tensor is pinned."""
+        """Return True if copies can read this CPU tensor in place."""
         return tensor.is_pinned()
 
     def pinned(self, nbytes: int) -> torch.Tensor:
-        """Return a block of torch's caching host allocator: it records its copies."""
+        """Return pinned bytes that stay untouched while a copy reads them.
+
+        They are a block of torch's caching host allocator, which records its copies.
+        """
         return torch.empty(nbytes, dtype=torch.uint8, device="cpu", pin_memory=True)
 
     def allocate(self, sizes: Sequence[int], stream: Any) -> list[torch.Tensor]:
-        """Return blocks of torch's caching device allocator."""
+        """Return blocks of these numbers of bytes that belong to ``stream``.
+
+        Earlier work of ``stream`` may still use them, but no other work.
+        """
         runtime = self._runtime(stream.device)
         if runtime is not None:
             return runtime.allocate(sizes, stream)
@@ -190,7 +98,7 @@ class TorchDevice:
             return [torch.empty(nbytes, **like) for nbytes in sizes]
 
     def copy_stream(self, device: torch.device) -> Any:
-        """Return the copy stream of ``device``, created once for the process."""
+        """Return the one copy stream of ``device`` in this process."""
         with self._lock:
             if device not in self._streams:
                 gpu_record.warn_if_untested(device)
@@ -207,64 +115,81 @@ class TorchDevice:
             return torch.cuda.ExternalStream(calls.create_stream(device.index), device)
 
     def new_stream(self, device: torch.device) -> Any:
-        """Return a stream from torch's pool; torch reuses its streams after 32."""
+        """Return a stream of ``device`` for a thread of its own.
+
+        It is of torch's pool, which has 32 streams.
+        """
         return torch.get_device_module(device).Stream(device=device)
 
     def current_stream(self, device: torch.device) -> Any:
-        """Return the current stream of ``device``; open no context on another one."""
+        """Return the stream that is current on ``device`` for this thread.
+
+        No context is opened on another device.
+        """
         module = torch.get_device_module(device)
         with module.device(device):
             return module.current_stream(device)
 
     @contextmanager
     def using(self, stream: Any) -> Iterator[None]:
-        """Enter torch's context managers of the device and of the stream.
+        """Make ``stream`` the current one of its device for this thread.
 
-        Alone, that of a stream opens a context on the device that was current before.
+        Torch's context manager of a stream alone opens a context on the device that was
+        current before.
         """
         module = torch.get_device_module(stream.device)
         with module.device(stream.device), module.stream(stream):
             yield
 
     def holds(self, device: torch.device, tensor: torch.Tensor) -> bool:
-        """Compare the devices."""
+        """Return True if the tensor is in the memory of ``device``."""
         return tensor.device == device
 
     def copy(self, dst: torch.Tensor, src: torch.Tensor, stream: Any) -> None:
-        """Queue a non-blocking copy."""
+        """Queue a copy on ``stream``; the host does not wait."""
         with self.using(stream):
             dst.copy_(src, non_blocking=True)
 
     def record(self, stream: Any) -> Any:
-        """Record an event of the backend, or else a new one of torch."""
+        """Return an event after all work that is queued on ``stream`` so far.
+
+        It is of the backend, or else of torch.
+        """
         runtime = self._runtime(stream.device)
         return stream.record_event() if runtime is None else runtime.record(stream)
 
     def wait(self, stream: Any, event: Any) -> None:
-        """Queue a wait."""
+        """Make ``stream`` wait for ``event``; the host does not wait."""
         if isinstance(event, backend.RecordedEvent):
             event.wait(stream)
         else:
             stream.wait_event(event)
 
     def is_done(self, event: Any) -> bool:
-        """Query the event, but not torch's if that ends a capture of this thread."""
+        """Return True if all work before ``event`` is done; the host does not wait.
+
+        An event of torch is not queried if that ends a capture of this thread.
+        """
         if isinstance(event, backend.RecordedEvent):
             return event.is_done()
         return not _is_capturing_here(event.device) and bool(event.query())
 
     def fence(self, device: torch.device) -> Fence:
-        """Return a fence of the backend, or else an event of torch."""
+        """Return a fence after the work on this thread's current stream of ``device``.
+
+        The stream may be under graph capture. Then the fence passes after the capture.
+        """
         runtime = self._runtime(device)
         if runtime is not None:
             return runtime.fence()
         return TorchFence(self.current_stream(device), self)
 
     def keep(self, tensors: Sequence[torch.Tensor], stream: Any) -> None:
-        """Record the use in the backend, which limits the memory in use, or in torch.
+        """Keep the memory, once freed, from reuse until ``stream`` is done with it.
 
-        Torch's caching allocator reuses the memory only after the host has seen that
-        the device is done.
+        The backend records the use, and limits the memory in use; or torch does, whose
+        allocator reuses the memory only after the host has seen that the device is
+        done.
         """
         runtime = self._runtime(stream.device)
         others = tensors if runtime is None else runtime.keep(tensors, stream)
@@ -272,17 +197,24 @@ class TorchDevice:
             tensor.record_stream(stream)
 
     def relaxed(self, device: torch.device) -> AbstractContextManager[None]:
-        """Exchange the capture mode of this thread; see Note: [calls and captures]."""
+        """Let no call of this thread end a graph capture in another thread.
+
+        See Note: [calls and captures].
+        """
         calls = self._calls(device)
         return nullcontext() if calls is None else _Relaxed(calls, device.index)
 
     def is_idle(self, stream: Any) -> bool:
-        """Ask the backend; torch's events cost more than they save."""
+        """Return True if copies on ``stream`` cost less than on the copy stream.
+
+        It has no work left, and needs no events of another stream. Torch's events would
+        cost more than they save.
+        """
         runtime = self._runtime(stream.device)
         return runtime is not None and runtime.is_idle(stream)
 
     def is_capturing(self, stream: Any) -> bool:
-        """Ask the backend, or torch, which knows the current stream only."""
+        """Return True if work queued on ``stream`` is captured into a graph."""
         runtime = self._runtime(stream.device)
         if runtime is not None:
             return runtime.is_capturing(stream)
@@ -290,7 +222,7 @@ class TorchDevice:
             return _is_capturing_here(stream.device)
 
     def has_engine(self, device: torch.device) -> bool:
-        """Look up the type of the device."""
+        """Return True if the backend's ``send`` supports ``device`` and its streams."""
         return device.type in self._engines
 
     def _runtime(self, device: torch.device) -> backend.Runtime | None:
@@ -332,11 +264,11 @@ class TorchReturn(TorchDevice):
     """
 
     def device_of(self, tensor: torch.Tensor) -> torch.device | None:
-        """Return the tensor's device."""
+        """Return the device of a tensor, or None if it is on the host."""
         return None if tensor.is_cpu else tensor.device
 
     def packs(self, device: torch.device) -> bool:
-        """Ask the backend."""
+        """Return True if `pack` supports tensors of ``device``."""
         return device.type in backend.devices
 
     def pack(
@@ -345,11 +277,11 @@ class TorchReturn(TorchDevice):
         leaves: Sequence[torch.Tensor],
         plan: backend.SlabPlan,
     ) -> None:
-        """Call the backend."""
+        """Queue the packing of leaves on the current stream of their device."""
         backend.pack(slab, leaves, plan)
 
     def wait_on_host(self, event: Any) -> None:
-        """Wait for the event alone, not for the device."""
+        """Block the host until all work before ``event`` is done."""
         if isinstance(event, backend.RecordedEvent):
             event.synchronize()
             return
@@ -365,7 +297,7 @@ class TorchFence:
         api: the interface of its device.
     """
 
-    def __init__(self, stream: Any, api: DeviceApi) -> None:
+    def __init__(self, stream: Any, api: TorchDevice) -> None:
         self._stream, self._api, self._event = stream, api, None
         self._record()
 
@@ -400,9 +332,9 @@ def _is_capturing_here(device: torch.device) -> bool:
 
 
 def keep_parts(
-    api: DeviceApi, device: torch.device, tensor: torch.Tensor, stream: Any
+    api: TorchDevice, device: torch.device, tensor: torch.Tensor, stream: Any
 ) -> torch.Tensor:
-    """Keep the memory of a tensor of ``device`` from reuse; see `DeviceApi.keep`.
+    """Keep the memory of a tensor of ``device`` from reuse; see `TorchDevice.keep`.
 
     Torch records no sparse tensor, so its indices and values are kept.
     """

@@ -15,7 +15,7 @@ import torch
 from .. import backend
 from ..core.process import at_exit, on_fork
 from ..core.tracing import span
-from .device import DeviceApi
+from .device import TorchDevice
 from .layout import TransferLayout
 
 #: The most seconds that the exit of the interpreter waits for copies.
@@ -167,7 +167,7 @@ class CopyEvent(Protocol):
 class DeviceEvent(NamedTuple):
     """A `CopyEvent` made of an event of a device interface."""
 
-    api: DeviceApi
+    api: TorchDevice
     event: Any
 
     def wait(self, stream: Any) -> None:
@@ -185,7 +185,7 @@ def start(
     slab: torch.Tensor,
     direct: _Copies,
     stream: Any,
-    api: DeviceApi,
+    api: TorchDevice,
 ) -> CopyEvent:
     """Queue the copies of one batch, and keep in-place sources alive until they end.
 
@@ -243,7 +243,7 @@ def start_held(
 
 
 def queue(
-    copies: _Copies, in_place: Sequence[torch.Tensor], stream: Any, api: DeviceApi
+    copies: _Copies, in_place: Sequence[torch.Tensor], stream: Any, api: TorchDevice
 ) -> DeviceEvent:
     """Queue copies, keep memory alive until they end, and return the event after them.
 
@@ -265,7 +265,7 @@ def queue(
     return event
 
 
-def check_not_capturing(name: str, stream: Any, api: DeviceApi) -> None:
+def check_not_capturing(name: str, stream: Any, api: TorchDevice) -> None:
     """Raise if a graph is captured on a stream that a copy needs.
 
     Raises:

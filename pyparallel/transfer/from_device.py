@@ -11,7 +11,7 @@ from .. import backend
 from ..backend.plain import is_plain
 from ..core.tracing import span
 from . import engine, layout
-from .device import ReturnApi, torch_return
+from .device import TorchReturn, torch_return
 from .pinned_results import host_slabs
 
 
@@ -48,7 +48,7 @@ class PackedHostCopy:
         self,
         leaves: Sequence[torch.Tensor],
         device: torch.device,
-        api: ReturnApi = torch_return,
+        api: TorchReturn = torch_return,
         snapshot: bool = True,
     ) -> None:
         self._api, self._device = api, device
@@ -133,7 +133,9 @@ class PackedHostCopy:
         return [by_index[i] for i in range(len(by_index))]
 
 
-def _packed(leaves: Sequence[torch.Tensor], home: Any, api: ReturnApi) -> torch.Tensor:
+def _packed(
+    leaves: Sequence[torch.Tensor], home: Any, api: TorchReturn
+) -> torch.Tensor:
     """Return the leaves in one slab on their device, packed on its current stream."""
     plan = backend.plan_slab(leaves)
     (slab,) = api.allocate([plan.nbytes], home)
@@ -165,7 +167,7 @@ class MixedHostCopy:
     """
 
     def __init__(
-        self, tensors: list[torch.Tensor], api: ReturnApi, snapshot: bool
+        self, tensors: list[torch.Tensor], api: TorchReturn, snapshot: bool
     ) -> None:
         groups, others = _groups(tensors, api)
         self._packed = []
@@ -195,7 +197,7 @@ class MixedHostCopy:
 
 
 def _groups(
-    tensors: list[torch.Tensor], api: ReturnApi
+    tensors: list[torch.Tensor], api: TorchReturn
 ) -> tuple[dict[torch.device, Sequence[int]], list[int]]:
     """Return the indices of the tensors that each device packs, and those of others."""
     if api is torch_return and backend.are_on_one_device(tensors):

@@ -27,7 +27,7 @@ from ..core.errors import BatchTypeError, BatchValueError, check_int, type_name
 from ..core.text import nbytes_text
 from ..core.tracing import span
 from . import debug, engine
-from .device import DeviceApi, torch_device
+from .device import TorchDevice, torch_device
 from .engine import keep_alive
 from .layout import DIRECT_NBYTES, TransferLayout
 from .to_device import byte_view, has_streams, warn_about_pageable_memory
@@ -105,7 +105,7 @@ class StaticBatches:
         """Pickle the arguments, without memory."""
         return StaticBatches, (self.num_slabs, self.max_plans)
 
-    def _ring(self, key: _Key, api: DeviceApi) -> _Ring:
+    def _ring(self, key: _Key, api: TorchDevice) -> _Ring:
         ring = self._rings.get(key)
         if ring is not None:
             return ring
@@ -161,7 +161,7 @@ class _Slab:
 class _Ring:
     """The slabs of one plan on the host."""
 
-    def __init__(self, key: _Key, num_slabs: int, api: DeviceApi) -> None:
+    def __init__(self, key: _Key, num_slabs: int, api: TorchDevice) -> None:
         self._device, self._api, self._plan = key.device, api, key.plan
         slabs = [self._make_slab() for _ in range(num_slabs)]
         self.nbytes = num_slabs * self._plan.nbytes
@@ -201,7 +201,7 @@ class _DeviceRing(_Ring):
     its own, so that its place does not depend on how it is copied.
     """
 
-    def __init__(self, key: _Key, num_slabs: int, api: DeviceApi) -> None:
+    def __init__(self, key: _Key, num_slabs: int, api: TorchDevice) -> None:
         formats = list(zip(key.plan.shapes, key.plan.dtypes, strict=True))
         sizes = [math.prod(shape) * dtype.itemsize for shape, dtype in formats]
         self._large = [i for i, size in enumerate(sizes) if size >= DIRECT_NBYTES]
@@ -320,7 +320,7 @@ class StaticTarget(NamedTuple):
         name: Callable[[int], str],
         tensors: Sequence[torch.Tensor],
         stream: Any = None,
-        api: DeviceApi | None = None,
+        api: TorchDevice | None = None,
     ) -> Receive:
         """Check and stage tensors; return a function that copies them into a slab.
 

@@ -14,7 +14,7 @@ from ..core.text import nbytes_text
 from ..core.torch_private import is_wrapped
 from ..core.tracing import span
 from . import debug, engine
-from .device import DeviceApi, torch_device
+from .device import TorchDevice, torch_device
 from .engine import keep_alive
 from .layout import DIRECT_NBYTES, SPAN_NBYTES, TransferLayout, plan_transfer
 
@@ -83,7 +83,7 @@ class DeviceCopy:
         self,
         leaves: Sequence[torch.Tensor],
         device: torch.device,
-        api: DeviceApi,
+        api: TorchDevice,
         stream: Any = None,
         waits_here: bool = True,
     ) -> None:
@@ -154,7 +154,7 @@ class DeviceCopy:
 def send(
     leaves: Sequence[torch.Tensor],
     device: torch.device,
-    api: DeviceApi = torch_device,
+    api: TorchDevice = torch_device,
     stream: Any = None,
     waits_here: bool = True,
 ) -> DeviceCopy | backend.BatchCopy:
@@ -237,7 +237,7 @@ class MixedCopy:
         self,
         tensors: list[torch.Tensor],
         device: torch.device,
-        api: DeviceApi = torch_device,
+        api: TorchDevice = torch_device,
         stream: Any = None,
         waits_here: bool = True,
         dtype: torch.dtype | None = None,
@@ -296,7 +296,7 @@ class MixedCopy:
 def send_planned(
     plan: Plan,
     device: torch.device,
-    api: DeviceApi = torch_device,
+    api: TorchDevice = torch_device,
     stream: Any = None,
     waits_here: bool = True,
 ) -> backend.BatchCopy | None:
@@ -330,7 +330,7 @@ def send_planned(
 def _send_compiled(
     leaves: Sequence[torch.Tensor],
     device: torch.device,
-    api: DeviceApi,
+    api: TorchDevice,
     stream: Any,
     waits_here: bool,
     dtype: torch.dtype | None = None,
@@ -378,7 +378,9 @@ def _cast(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 
 def hold_while_read(
-    tensors: Sequence[torch.Tensor], device: torch.device, api: DeviceApi = torch_device
+    tensors: Sequence[torch.Tensor],
+    device: torch.device,
+    api: TorchDevice = torch_device,
 ) -> None:
     """Keep tensors until ``device`` has done all work on its current stream.
 

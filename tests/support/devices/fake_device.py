@@ -1,6 +1,6 @@
 """A device on threads: slow streams, events, and allocators that reuse memory eagerly.
 
-It implements `DeviceApi` of `transfer` and the interface for copies to the host. It
+It implements `TorchDevice` of `transfer` and the interface for copies to the host. It
 behaves like CUDA and torch's allocators, but with long random delays, so that a missing
 wait leads to a wrong value. Streams access memory by address, like a GPU: queued work
 keeps no tensor alive. With several devices, an access to the memory of another device
