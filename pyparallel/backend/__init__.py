@@ -14,18 +14,9 @@ Attributes:
     ALIGNMENT: the slots of a slab start at multiples of this number of bytes.
     devices: the device types of tensors that the operators support.
     transfers: the device types that ``send`` copies to; empty in pure Python.
-    pad_copy, pad_small_batch, stack_equal, image_batch, columns, flatten,
-        copy_compact, select_tensors, replace_tensors, find_unpackable, are_compact,
-        are_on_one_device, plan_slab, pack, views, forbid_use, memory_of, send,
-        plan_copy, prepare_return, SlabPlan: the operators, and the plan that some of
-        them take; ``_C.pyi`` is their contract.
-    encode, decode: a small batch as bytes, and these as a batch.
-    empty, cache_info, bound_cache, clear_cache: recycled host memory for batches.
-    pinned_info, bound_pinned: the pinned staging memory of ``send``.
-    Runtime, RecordedEvent: the device runtime of ``transfers``: it records events and
-        pins memory of other allocators.
-    ring_format, ring_claim, ring_pass, ring_reclaim, ring_holders: the holder of each
-        slot in memory that processes share.
+
+All other names are the operators and classes of the backend. ``_C.pyi`` is their
+contract.
 """
 
 from __future__ import annotations

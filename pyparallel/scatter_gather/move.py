@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from .. import backend
-from ..backend.plain import PLAIN, check_storage
+from ..backend.plain import check_storage
 from ..batch import pytree
 from ..batch.container import DataContainer, are_only_tensors
 from ..batch.tensor_fields import TensorFields
@@ -72,29 +72,27 @@ def start_copy(
     """
     on_host = target is None or target.type == "cpu"
     is_simple = are_only_tensors(set(map(type, leaves)) if classes is None else classes)
+    is_compact = (
+        is_simple
+        and on_host
+        and dtype is None
+        and backend.are_compact(parts, on_cpu=target is not None or static is not None)
+    )
+    if is_compact and static is None:
+        return lambda: list(parts)
+    if target is None and static is None and dtype is None:
+        return lambda: _keep(leaves, parts, name)
     tensors: list[torch.Tensor]
     rebuild: _Rebuild
     if is_simple and classes is not None and _TENSOR.issuperset(classes):
         tensors, rebuild = list(parts), list
     else:
         tensors, rebuild = _open_tensors(parts) if is_simple else _open(leaves, parts)
-    is_compact = (
-        on_host
-        and dtype is None
-        and (is_simple or PLAIN.issuperset(map(type, tensors)))
-        and backend.are_compact(
-            tensors, on_cpu=target is not None or static is not None
-        )
-    )
-    if is_compact and static is None:
-        return lambda: rebuild(tensors)
     tensor_name = partial(_name_tensor, leaves, parts, name)
     if dtype is not None or (on_host and not is_compact):
         # Tensors that are packed for a device are checked there.
-        may_stay = target is None and static is None and dtype is None
         for number, tensor in enumerate(tensors):
-            if not (may_stay and _is_contiguous(tensor)):
-                check_storage(tensor, partial(tensor_name, number))
+            check_storage(tensor, partial(tensor_name, number))
     prepare = None
     if static is not None:
         prepare = partial(static.prepare, target, tensor_name)
@@ -186,5 +184,29 @@ def _moves(leaf: Any) -> bool:
     return isinstance(leaf, torch.Tensor)
 
 
-def _is_contiguous(tensor: torch.Tensor) -> bool:
-    return tensor.layout is torch.strided and tensor.is_contiguous()
+def _keep(leaves: Sequence[Any], parts: Sequence[Any], name: LeafName) -> list[Any]:
+    """Return the parts on the host, with contiguous tensors.
+
+    torch.compile traces this, so it calls no function of the backend.
+    """
+    return [
+        _contiguous(part, partial(name, i))
+        if type(leaf) is torch.Tensor or _moves(leaf)
+        else part
+        for i, (leaf, part) in enumerate(zip(leaves, parts, strict=True))
+    ]
+
+
+def _contiguous(part: Any, where: Callable[[], str]) -> Any:
+    """Return the same tensor, list, `Padded` or `Ragged` with contiguous tensors."""
+    if part is None:  # an absent field of a Padded
+        return None
+    if isinstance(part, list):
+        return [_contiguous(each, where) for each in part]
+    if isinstance(part, TensorFields):
+        return part.from_fields(_contiguous(each, where) for each in part.fields())
+    if part.layout is torch.strided:
+        if part.is_contiguous():
+            return part
+        check_storage(part, where)
+    return to_device.contiguous(part)

@@ -84,7 +84,9 @@ class PackedHostCopy:
 
     def _start(self, leaves: Sequence[torch.Tensor], home: Any, snapshot: bool) -> None:
         api, device = self._api, self._device
-        direct = [] if snapshot else _large(leaves)
+        direct = []
+        if not snapshot:
+            direct = [i for i, leaf in enumerate(leaves) if layout.is_large(leaf)]
         packed, ordered = leaves, leaves
         if direct:
             in_place = frozenset(direct)
@@ -143,15 +145,6 @@ def _packed(
         with span("pyparallel.pack"):
             api.pack(slab, leaves, plan)
     return slab
-
-
-def _large(leaves: Sequence[torch.Tensor]) -> list[int]:
-    """Return the indices of the leaves that are copied in place."""
-    return [
-        i
-        for i, leaf in enumerate(leaves)
-        if leaf.nbytes >= layout.DIRECT_NBYTES and leaf.is_contiguous()
-    ]
 
 
 class MixedHostCopy:

@@ -58,7 +58,7 @@ def plan_transfer(
         if span is not None and is_pinned(span.source):
             return TransferLayout(span.plan, (), span.source, order=span.order)
     if plan.nbytes >= DIRECT_NBYTES:  # else no leaf is large
-        large = [i for i, leaf in enumerate(leaves) if _is_large(leaf)]
+        large = [i for i, leaf in enumerate(leaves) if is_large(leaf)]
         direct = [i for i in large if is_pinned(leaves[i])]
         pageable = sum(leaves[i].nbytes for i in large)
         if direct:
@@ -130,5 +130,6 @@ def _find_span(leaves: Sequence[torch.Tensor]) -> _Span | None:
     return _Span(memory[start : start + length], plan, order)
 
 
-def _is_large(leaf: torch.Tensor) -> bool:
+def is_large(leaf: torch.Tensor) -> bool:
+    """Return True if a leaf is copied in place, where that is possible."""
     return leaf.nbytes >= DIRECT_NBYTES and leaf.is_contiguous()
