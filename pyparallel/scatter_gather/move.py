@@ -22,8 +22,6 @@ LeafName = Callable[[int], str]
 
 _Rebuild = Callable[[Sequence[torch.Tensor]], list[Any]]
 
-_TENSOR = frozenset({torch.Tensor})
-
 
 def move(
     leaves: Sequence[Any],
@@ -82,12 +80,7 @@ def start_copy(
         return lambda: list(parts)
     if target is None and static is None and dtype is None:
         return lambda: _keep(leaves, parts, name)
-    tensors: list[torch.Tensor]
-    rebuild: _Rebuild
-    if is_simple and classes is not None and _TENSOR.issuperset(classes):
-        tensors, rebuild = list(parts), list
-    else:
-        tensors, rebuild = _open_tensors(parts) if is_simple else _open(leaves, parts)
+    tensors, rebuild = _open_tensors(parts) if is_simple else _open(leaves, parts)
     tensor_name = partial(_name_tensor, leaves, parts, name)
     if dtype is not None or (on_host and not is_compact):
         # Tensors that are packed for a device are checked there.
