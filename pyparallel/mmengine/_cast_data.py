@@ -26,23 +26,9 @@ _element_to = getattr(BaseDataElement, "to", None)
 
 
 def cast_data(data: Any, device: torch.device, non_blocking: bool = False) -> Any:
-    """Return ``data`` on a device, in new containers.
+    """Return ``data`` on a device; see `BaseDataPreprocessor.cast_data`.
 
-    Args:
-        data: any nest of containers. DataContainers in it are opened, as for one
-            target of `pyparallel.scatter`.
-        device: a host or an accelerator.
-        non_blocking: passed to the method ``to`` of objects that are not tensors.
-
-    Raises:
-        TypeError: a DataContainer without ``cpu_only`` holds anything but tensors.
-        ValueError: a DataContainer has several chunks.
-        RuntimeError: this machine does not have the device.
-
-    Stream: host tensors, also those in mmengine's data elements, are copied as one
-    packed copy on the copy stream. The current stream of the device waits for the copy,
-    the host does not. The results are contiguous. If the device is the host, tensors
-    on it are not copied.
+    ``non_blocking`` is passed to the method ``to`` of objects that are not tensors.
     """
     leaves, structure = pytree.flatten(data)
 
@@ -94,13 +80,7 @@ def has_items(value: Any) -> bool:
 def _move_tensors(
     leaves: Sequence[Any], parts: Sequence[Any], device: torch.device
 ) -> list[Any]:
-    """Return the parts with their tensors on the device; other parts are unchanged.
-
-    Args:
-        leaves: the leaves of the batch, from which the parts come.
-        parts: one for each leaf.
-        device: a host or an accelerator.
-    """
+    """Return the parts of leaves with their tensors on the device."""
     if device.type not in ("cpu", "meta"):
         target = resolve_target(device, "cast_data", "device")
         return move(leaves, parts, target, None)

@@ -15,7 +15,7 @@ import importlib
 import pickle
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -71,7 +71,9 @@ def install() -> None:
     safe = safe_globals()
     with _lock:
         attach()
-        for name, items in _provided_items().items():
+        functions: list[Any] = [*_upstream.provided["FUNCTIONS"], collate]
+        items_of = {**_upstream.provided, "FUNCTIONS": functions}
+        for name, items in items_of.items():
             # register_module would raise if another thread has registered the class.
             _children[name].module_dict.update({it.__name__: it for it in items})
         known = torch.serialization.get_safe_globals()
@@ -141,12 +143,6 @@ def _global_name(safe: Any) -> str:
     return f"{safe.__module__}.{safe.__qualname__}"
 
 
-def _provided_items() -> dict[str, list[Callable[..., Any]]]:
-    """Return the items to register, by the name of mmengine's registry."""
-    functions: list[Callable[..., Any]] = [*_upstream.provided["FUNCTIONS"], collate]
-    return {**_upstream.provided, "FUNCTIONS": functions}
-
-
 def _root_registries() -> dict[str, Any]:
     """Return mmengine's root registries by name."""
     module = importlib.import_module("mmengine.registry")
@@ -177,19 +173,13 @@ def _scoped_registry() -> Any:
 
 
 def safe_globals() -> list[Any]:
-    """Return the classes and functions that checkpoints of mmengine 0.10 refer to.
+    """Return items for ``add_safe_globals`` with which checkpoints of mmengine load.
 
     Such a checkpoint holds the message hub of the run. Its ``HistoryBuffer`` objects
     keep numpy arrays, and the functions ``min``, ``max``, ``mean`` and ``current`` of
-    their class, which Python pickles as calls of ``getattr``.
-
-    Everything returned only creates values: arrays and numbers of numpy, histories. For
-    ``getattr`` and ``bytes``, torch gets functions that return only a statistic of
-    ``HistoryBuffer`` and empty bytes. A checkpoint cannot use them to run its own code.
-
-    Returns:
-        Items for ``torch.serialization.add_safe_globals``: a class or a function, or a
-        tuple of a function and the name under which checkpoints refer to it.
+    their class, which Python pickles as calls of ``getattr``. For ``getattr`` and
+    ``bytes``, torch gets functions that return only a statistic of ``HistoryBuffer``
+    and empty bytes. A checkpoint cannot use them to run its own code.
     """
     numpy = importlib.import_module("numpy")
     buffer = importlib.import_module("mmengine.logging").HistoryBuffer

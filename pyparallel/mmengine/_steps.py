@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -17,49 +17,19 @@ from .data_preprocessor import BaseDataPreprocessor
 _HOST = -1
 
 
-def run_forward(call: Callable[..., Any], data: Any, mode: str, where: str) -> Any:
+def run_forward(self: Any, data: Any, mode: str) -> Any:
     """Call a model or its wrapper with a preprocessed batch as its arguments.
 
-    Args:
-        call: the model or the wrapper.
-        data: a mapping of keyword arguments, or a list or tuple of positional ones.
-        mode: ``"loss"``, ``"predict"`` or ``"tensor"``.
-        where: the name of the class, for the message.
-
-    Raises:
-        TypeError: ``data`` is neither a mapping nor a list or tuple.
+    It is the method ``_run_forward`` of both.
     """
     if isinstance(data, Mapping):
-        return call(**data, mode=mode)
+        return self(**data, mode=mode)
     if isinstance(data, list | tuple):
-        return call(*data, mode=mode)
+        return self(*data, mode=mode)
     raise BatchTypeError(
-        f"{where}: data_preprocessor must return a dict, a list or a tuple of "
-        f"arguments, but returned {type_name(data)}."
+        f"{type(self).__name__}: data_preprocessor must return a dict, a list or a "
+        f"tuple of arguments, but returned {type_name(data)}."
     )
-
-
-def micro_step(
-    wrapper: Any, data: Any, optim_wrapper: Any
-) -> tuple[torch.Tensor, dict[str, Any]]:
-    """Preprocess, compute the losses through a wrapper, and update the parameters.
-
-    Args:
-        wrapper: the wrapper, with the model as ``module``. Its ``_run_forward`` calls
-            the wrapper, not the model.
-        data: a batch of the loader.
-        optim_wrapper: an `OptimWrapper`.
-
-    Returns:
-        The minimized loss, a tensor of shape ``()``, and the values to log.
-    """
-    model = wrapper.module
-    with optim_wrapper.optim_context(wrapper):
-        data = model.data_preprocessor(open_containers(data, model), training=True)
-        losses = wrapper._run_forward(data, mode="loss")
-    loss, log_vars = model.parse_losses(losses)
-    optim_wrapper.update_params(loss)
-    return loss, log_vars
 
 
 def open_containers(data: Any, model: Any) -> Any:
@@ -102,17 +72,21 @@ class TrainStep:
         Raises:
             TypeError: the preprocessor returned neither a mapping nor a list or tuple.
         """
+        model = self.module
         with span("pyparallel.step"):
-            loss, log_vars = micro_step(self, data, optim_wrapper)
+            with optim_wrapper.optim_context(self):
+                data = open_containers(data, model)
+                data = model.data_preprocessor(data, training=True)
+                losses = self._run_forward(data, mode="loss")
+            loss, log_vars = model.parse_losses(losses)
+            optim_wrapper.update_params(loss)
             self._after_update(loss)
             return log_vars
 
     def _after_update(self, loss: torch.Tensor) -> None:
         """Run after each update; a hook for subclasses."""
 
-    def _run_forward(self, data: Any, mode: str) -> Any:
-        call: Any = self
-        return run_forward(call, data, mode, type(self).__name__)
+    _run_forward = run_forward
 
 
 class ModelSteps:

@@ -11,12 +11,9 @@ mmengine is no reason for a warning. If mmengine is installed but its import fai
 Attributes:
     available: True if mmengine's classes are the bases.
     reason: the reason for that, as a sentence.
-    OptimWrapperBase, AmpOptimWrapperBase, OptimWrapperDictBase, BaseModelBase,
-    BaseDataPreprocessorBase, ImgDataPreprocessorBase, MMDistributedDataParallelBase,
-    MMSeparateDistributedDataParallelBase: the base classes of our classes.
+    OptimWrapperBase and others: the base classes of our classes.
     BaseDataElement: mmengine's class for annotations; without mmengine, a class that
         has no instances.
-    provided: the classes and functions that `provides` collected, by registry.
 """
 
 from __future__ import annotations
@@ -72,9 +69,6 @@ def find(requested: str, load: Callable[[str], Any] = importlib.import_module) -
     Args:
         requested: the value of ``PYPARALLEL_MMENGINE``.
         load: the function that imports a module of mmengine by name.
-
-    Raises:
-        ValueError: ``requested`` is neither ``auto`` nor ``off``.
     """
     if requested not in _VALUES:
         raise ValueError(
@@ -120,10 +114,6 @@ def provides(registry: str) -> Callable[[_Provided], _Provided]:
 
     ``pyparallel.mmengine.install`` registers the collected items in mmengine. The
     decorator does not, so importing this package does not change mmengine's registries.
-
-    Args:
-        registry: the name of a registry of ``mmengine.registry``, such as
-            ``"OPTIM_WRAPPERS"``.
     """
 
     def collect(item: _Provided) -> _Provided:
@@ -134,14 +124,7 @@ def provides(registry: str) -> Callable[[_Provided], _Provided]:
 
 
 def upstream(name: str) -> Any:
-    """Return an object of mmengine by its name, or None without mmengine.
-
-    Args:
-        name: a class, ``"MessageHub"``, or a registry such as ``"OPTIM_WRAPPERS"``.
-
-    Raises:
-        KeyError: the name is neither in ``_CLASSES`` nor in ``_OTHERS``.
-    """
+    """Return an object of mmengine by its name, or None without mmengine."""
     if name not in _CLASSES and name not in _OTHERS:
         raise KeyError(
             f"{name} must be one of the names that are imported from mmengine."
@@ -150,12 +133,7 @@ def upstream(name: str) -> Any:
 
 
 def init_module(base: type, module: nn.Module) -> None:
-    """Call the ``__init__`` after those of mmengine: of a mixin, or of ``nn.Module``.
-
-    Args:
-        base: a base class of this module.
-        module: the instance.
-    """
+    """Call the ``__init__`` after mmengine's: of a mixin, or of ``nn.Module``."""
     order = base.__mro__
     last: Any = order[order.index(nn.Module) - 1]
     super(last, module).__init__()

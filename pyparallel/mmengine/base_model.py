@@ -178,9 +178,7 @@ class BaseModel(BaseModelBase, metaclass=ABCMeta):
             for name, value in logged.items()
         )
 
-    def _run_forward(self, data: Any, mode: str) -> Any:
-        """Call the model with the preprocessed batch as its arguments."""
-        return run_forward(self, data, mode, type(self).__name__)
+    _run_forward = run_forward
 
     def _set_device(self, device: torch.device | str | int | None) -> None:
         """Set the device of batches; for code that calls mmengine's method.

@@ -205,19 +205,23 @@ def _collate_column(
         return collate_leaf(column, path)
     if len(path) >= pytree.MAX_DEPTH:
         raise pytree.nesting_error(format_path("data_batch[0]", path[:3]) + "...")
-    collate_container = _collate_mappings if is_mapping else _collate_sequences
-    return collate_container(column, path, collate_leaf)
-
-
-def _collate_mappings(
-    column: Sequence[Any], path: Path, collate_leaf: _LeafCollate
-) -> Any:
-    check_types(list(column), Mapping, "a mapping", path)
-    batched = {
-        key: _collate_column(_key_values(key, column, path), (*path, key), collate_leaf)
-        for key in column[0]
-    }
-    return pytree.rebuild_mapping(column[0], batched)
+    if is_mapping:
+        check_types(list(column), Mapping, "a mapping", path)
+        batched = {
+            key: _collate_column(
+                _key_values(key, column, path), (*path, key), collate_leaf
+            )
+            for key in first
+        }
+        return pytree.rebuild_mapping(first, batched)
+    advice = "Convert it to a tensor or an array, which is one value."
+    columns = [
+        _collate_column(items, (*path, step), collate_leaf)
+        for step, items in sequence_columns(list(column), path, advice)
+    ]
+    if isinstance(first, tuple) and not pytree.is_namedtuple(first):
+        return columns
+    return pytree.rebuild_sequence(first, columns)
 
 
 def _key_values(key: Any, column: Sequence[Any], path: Path) -> list[Any]:
@@ -231,20 +235,6 @@ def _key_values(key: Any, column: Sequence[Any], path: Path) -> list[Any]:
             "keys."
         ) from error
     return values
-
-
-def _collate_sequences(
-    column: Sequence[Any], path: Path, collate_leaf: _LeafCollate
-) -> Any:
-    first = column[0]
-    advice = "Convert it to a tensor or an array, which is one value."
-    columns = [
-        _collate_column(items, (*path, step), collate_leaf)
-        for step, items in sequence_columns(list(column), path, advice)
-    ]
-    if isinstance(first, tuple) and not pytree.is_namedtuple(first):
-        return columns
-    return pytree.rebuild_sequence(first, columns)
 
 
 def _stack_leaf(column: Sequence[Any], path: Path) -> Any:

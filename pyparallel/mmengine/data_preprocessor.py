@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from ctypes import c_float
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -126,14 +126,6 @@ class BaseDataPreprocessor(BaseDataPreprocessorBase):
         return self
 
 
-class _CachedKernel(NamedTuple):
-    """A kernel, and the attributes of the preprocessor that it was created from."""
-
-    rows: tuple[Tensor, ...]  # mean and std, or empty; the references keep ids unique
-    options: tuple[Any, ...]
-    kernel: ImagePreprocessor | None
-
-
 @provides("MODELS")
 class ImgDataPreprocessor(BaseDataPreprocessor, ImgDataPreprocessorBase):
     """Copies images to the device, and converts them to one float32 batch there.
@@ -195,7 +187,9 @@ class ImgDataPreprocessor(BaseDataPreprocessor, ImgDataPreprocessorBase):
         where = "ImgDataPreprocessor: pad_size_divisor"
         self.pad_size_divisor: int = check_whole(pad_size_divisor, 1, where)
         self.pad_value = pad_value
-        self._cached_kernel: _CachedKernel | None = None
+        # The kernel with the options and the rows from which it was created. The
+        # reference to the rows keeps their ids unique.
+        self._cached_kernel: tuple[Any, Any, ImagePreprocessor | None] | None = None
 
     def forward(self, data: Any, training: bool = False) -> Any:
         """Return the batch with its images as one tensor on the device.
@@ -238,11 +232,10 @@ class ImgDataPreprocessor(BaseDataPreprocessor, ImgDataPreprocessorBase):
     def _batch_from_list(self, images: list[Tensor]) -> Tensor:
         for i, image in enumerate(images):
             self._check_image(image, _image_name(i))
-        kernel = self._kernel_for(images)
-        if kernel is not None:
-            result: Any = kernel(images)
-            return result  # type: ignore[no-any-return]  # a Padded only with a mask
-        converted = [self._convert_with_torch(image) for image in images]
+        result = self._in_one_pass(images)
+        if result is not None:
+            return result
+        converted = [self._convert_with_torch(image, 0) for image in images]
         divisor = self.pad_size_divisor
         return pad_to_batch(converted, divisor, self.pad_value, _image_name)
 
@@ -253,20 +246,16 @@ class ImgDataPreprocessor(BaseDataPreprocessor, ImgDataPreprocessorBase):
                 f"(n, C, h, w), but has shape {tuple(batch.shape)}."
             )
         self._check_channels(batch.shape, 1, "data['inputs']")
-        images = list(batch) if batch.is_contiguous() else []
-        kernel = self._kernel_for(images)
-        if kernel is not None:
-            result: Any = kernel(images)
-            return result  # type: ignore[no-any-return]  # a Padded only with a mask
-        if self._channel_conversion:
-            batch = batch[:, _SWAPPED]
-        images_float = self._normalized(batch)
+        result = self._in_one_pass(list(batch) if batch.is_contiguous() else [])
+        if result is not None:
+            return result
         divisor = self.pad_size_divisor
         height, width = (-size % divisor for size in batch.shape[2:])
         value = 0.0
         if height or width:
             value = padding_value_as_double(self.pad_value, _image_name, 0)
-        return F.pad(images_float, (0, width, 0, height), "constant", value)
+        images = self._convert_with_torch(batch, 1)
+        return F.pad(images, (0, width, 0, height), "constant", value)
 
     def _check_image(self, image: Any, name: str) -> None:
         if not isinstance(image, Tensor):
@@ -298,17 +287,15 @@ class ImgDataPreprocessor(BaseDataPreprocessor, ImgDataPreprocessorBase):
         """Return True if mean or std has a number for each of three channels."""
         return self._enable_normalize and 3 in (self.mean.shape[0], self.std.shape[0])
 
-    def _convert_with_torch(self, image: Tensor) -> Tensor:
+    def _convert_with_torch(self, images: Tensor, dim: int) -> Tensor:
+        """Swap and normalize images with their channels in a dimension."""
         if self._channel_conversion:
-            image = image[_SWAPPED]
-        return self._normalized(image)
-
-    def _normalized(self, images: Tensor) -> Tensor:
+            images = images[(slice(None),) * dim + (_SWAPPED,)]
         images = images.float()
         return (images - self.mean) / self.std if self._enable_normalize else images
 
-    def _kernel_for(self, images: list[Tensor]) -> ImagePreprocessor | None:
-        """Return the kernel that converts these images in one pass, or None."""
+    def _in_one_pass(self, images: list[Tensor]) -> Tensor | None:
+        """Return the batch of images that the kernel converts; None for others."""
         if not images:
             return None
         first = images[0]
@@ -330,25 +317,21 @@ class ImgDataPreprocessor(BaseDataPreprocessor, ImgDataPreprocessorBase):
                 torch.is_grad_enabled() and any(image.requires_grad for image in images)
             )
         )
-        return self._current_kernel() if fits else None
+        kernel = self._current_kernel() if fits else None
+        result: Any = None if kernel is None else kernel(images)
+        return result  # type: ignore[no-any-return]  # a Padded only with a mask
 
     def _current_kernel(self) -> ImagePreprocessor | None:
         """Return the kernel for the present attributes, which subclasses may set."""
         rows = (self.mean, self.std) if self._enable_normalize else ()
         if any(row.is_inference() or row.is_meta or row.requires_grad for row in rows):
             return None  # without a version counter, without values, with a gradient
-        versions = [version_of(row) for row in rows]
+        versions = [(id(row), version_of(row)) for row in rows]
         swaps = self._channel_conversion
         options = (swaps, self.pad_size_divisor, self.pad_value, *versions)
-        cached = self._cached_kernel
-        if (
-            cached is None
-            or list(map(id, cached.rows)) != list(map(id, rows))
-            or cached.options != options
-        ):
-            cached = _CachedKernel(rows, options, self._make_kernel(rows))
-            self._cached_kernel = cached
-        return cached.kernel
+        if self._cached_kernel is None or self._cached_kernel[0] != options:
+            self._cached_kernel = options, rows, self._make_kernel(rows)
+        return self._cached_kernel[2]
 
     def _make_kernel(self, rows: Sequence[Tensor]) -> ImagePreprocessor | None:
         """Return a new kernel, or None if it does not support the settings."""

@@ -14,20 +14,13 @@ from ._steps import ModelSteps, TrainStep
 from ._upstream import MMDistributedDataParallelBase, provided, provides, upstream
 from .anomalous_params import detect_anomalous_params as find_anomalous
 
-
-def _registry() -> Any:
-    """Return mmengine's registry, or a new one with torch's wrapper classes."""
-    found = upstream("MODEL_WRAPPERS")
-    if found is None:
-        found = Registry("model_wrapper")
-        found.register_module(module=nn.DataParallel)
-        found.register_module(module=nn.parallel.DistributedDataParallel)
-    return found
-
-
 #: The registry of model wrappers, which `is_model_wrapper` searches: mmengine's if that
 #: is installed, otherwise a registry with torch's classes.
-MODEL_WRAPPERS: Any = _registry()
+MODEL_WRAPPERS: Any = upstream("MODEL_WRAPPERS")
+if MODEL_WRAPPERS is None:
+    MODEL_WRAPPERS = Registry("model_wrapper")
+    MODEL_WRAPPERS.register_module(module=nn.DataParallel)
+    MODEL_WRAPPERS.register_module(module=DistributedDataParallel)
 
 
 @provides("MODEL_WRAPPERS")

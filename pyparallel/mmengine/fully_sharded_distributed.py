@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import functools
 import pkgutil
@@ -29,8 +30,7 @@ from ..core.errors import (
     UnknownNameError,
     type_name,
 )
-from ._gradient_clipping import is_right_in_torch
-from ._shards import check_present, learn_shards, note_replaced
+from ._shards import check_present, is_right_in_torch, learn_shards, note_replaced
 from ._steps import ForwardSteps
 from ._upstream import provides, upstream
 from .optimizer_wrapper import OptimWrapper
@@ -135,11 +135,19 @@ class MMFullyShardedDataParallel(_ShardedSteps, _Base):
         **kwargs: Any,
     ) -> None:
         where = f"{type(self).__name__}: "
+        if isinstance(cpu_offload, bool):
+            cpu_offload = CPUOffload(offload_params=cpu_offload)
+        _checked(
+            cpu_offload,
+            CPUOffload | None,
+            "a bool, a CPUOffload or None",
+            where + "cpu_offload",
+        )
         settings = {
             "sharding_strategy": resolve_enum(
                 sharding_strategy, ShardingStrategy, where + "sharding_strategy"
             ),
-            "cpu_offload": _resolve_offload(cpu_offload, where),
+            "cpu_offload": cpu_offload,
             "auto_wrap_policy": resolve_function(
                 auto_wrap_policy, where + "auto_wrap_policy"
             ),
@@ -151,7 +159,13 @@ class MMFullyShardedDataParallel(_ShardedSteps, _Base):
             ),
             "param_init_fn": resolve_function(param_init_fn, where + "param_init_fn"),
         }
-        kwargs = _resolve_ignored(module, kwargs, where)
+        for option, key, named in (
+            ("ignored_modules", "ignored_modules", module.named_modules()),
+            ("ignored_states", "ignored_parameters", module.named_parameters()),
+        ):
+            if key in kwargs:
+                ignored = resolve_names(kwargs.pop(key), dict(named), where + key)
+                kwargs[option] = ignored
         if isinstance(kwargs.get("device_id"), str):
             kwargs["device_id"] = torch.device(kwargs["device_id"])
         if kwargs.get("device_id") is None and not torch.accelerator.is_available():
@@ -225,7 +239,8 @@ class MMFullyShard(_ShardedSteps, nn.Module):
         before = list(module.parameters())
         groups = (*reversed(_shard_groups(module, shard, where)), module)
         sharded: list[Any] = [fully_shard(each, **settings) for each in groups]
-        if _mesh_is_on_cpu(module):
+        tensors = (each for each in module.parameters() if isinstance(each, DTensor))
+        if any(each.device_mesh.device_type == "cpu" for each in tensors):
             # Gloo of torch 2.8 returns the sum of the gradients for their mean.
             for each in sharded:
                 each.set_force_sum_reduction_for_comms(True)
@@ -256,35 +271,6 @@ class MMFullyShard(_ShardedSteps, nn.Module):
             self._syncs = before
 
 
-def _mesh_is_on_cpu(module: nn.Module) -> bool:
-    sharded = (each for each in module.parameters() if isinstance(each, DTensor))
-    return any(each.device_mesh.device_type == "cpu" for each in sharded)
-
-
-def _resolve_offload(value: Any, where: str) -> CPUOffload | None:
-    if isinstance(value, bool):
-        return CPUOffload(offload_params=value)
-    if value is not None and not isinstance(value, CPUOffload):
-        raise SettingTypeError(
-            f"{where}cpu_offload must be a bool, a CPUOffload or None, but is "
-            f"{type_name(value)}."
-        )
-    return value
-
-
-def _resolve_ignored(module: nn.Module, kwargs: Mapping[str, Any], where: str) -> Any:
-    """Return torch's arguments, with modules and parameters in place of their names."""
-    result = dict(kwargs)
-    for key, named in (
-        ("ignored_modules", dict(module.named_modules())),
-        ("ignored_parameters", dict(module.named_parameters())),
-    ):
-        if key in result:
-            found = resolve_names(result.pop(key), named, where + key)
-            result["ignored_states" if key == "ignored_parameters" else key] = found
-    return result
-
-
 def _shard_groups(module: nn.Module, shard: Any, where: str) -> list[nn.Module]:
     """Return the submodules to shard, each before its own submodules."""
     found = [
@@ -300,42 +286,35 @@ def _shard_groups(module: nn.Module, shard: Any, where: str) -> list[nn.Module]:
     ]
 
 
-def resolve_enum(value: Any, cls: type[_Enum], where: str) -> _Enum | None:
-    """Return the member of the enum ``cls`` from a member, its name, or None.
+def _checked(value: Any, kinds: Any, rule: str, where: str) -> Any:
+    """Return a setting, or raise an error if it is of none of these kinds."""
+    if not isinstance(value, kinds):
+        raise SettingTypeError(f"{where} must be {rule}, but is {type_name(value)}.")
+    return value
 
-    Raises:
-        KeyError: no member has this name.
-        TypeError: the value has another type.
-    """
+
+def resolve_enum(value: Any, cls: type[_Enum], where: str) -> _Enum | None:
+    """Return the member of the enum ``cls`` from a member, its name, or None."""
     if isinstance(value, str):
         if value not in cls.__members__:
             names = ", ".join(cls.__members__)
             raise UnknownNameError(f"{where} must be one of {names}, but is {value!r}.")
         return cls[value]
-    if value is not None and not isinstance(value, cls):
-        raise SettingTypeError(
-            f"{where} must be a {cls.__name__}, its name or None, but is "
-            f"{type_name(value)}."
-        )
-    return value
+    rule = f"a {cls.__name__}, its name or None"
+    member: _Enum | None = _checked(value, cls | None, rule, where)
+    return member
 
 
 def resolve_function(value: Any, where: str) -> Any:
     """Return a function from a function, its name, a dict, or None.
 
-    Args:
-        value: a callable; a name in mmengine's ``FUNCTIONS`` or a dotted path; a dict
-            with one of these as ``type`` and arguments; None. It is not changed.
-        where: the name of the setting, for messages.
-
-    Raises:
-        TypeError: the value has another type, or the dict has no ``type``.
-        ValueError: no function has this name.
+    The name is one of mmengine's ``FUNCTIONS``, or a dotted path. A dict has one of
+    these as ``type``, and arguments.
     """
-    if value is None or (callable(value) and not isinstance(value, str)):
-        return value
     if isinstance(value, str):
         return _find_function(value, where)
+    if value is None or callable(value):
+        return value
     if isinstance(value, Mapping) and "type" in value:
         arguments = dict(value)
         function = resolve_function(arguments.pop("type"), f"{where}['type']")
@@ -346,27 +325,29 @@ def resolve_function(value: Any, where: str) -> Any:
     )
 
 
-def resolve_dtypes(value: Any, cls: Any, where: str) -> Any:
-    """Return an object of ``cls`` from a dict in which dtypes may be names.
+def _find_function(name: str, where: str) -> Any:
+    functions = upstream("FUNCTIONS")
+    found = functions and functions.get(name)
+    if found is None:
+        with contextlib.suppress(ImportError, AttributeError, ValueError):
+            found = pkgutil.resolve_name(name)
+    if not callable(found):
+        raise SettingValueError(
+            f"{where} must be the name of a function, but is {name!r}. Write its "
+            "dotted path, or register it in mmengine's FUNCTIONS."
+        )
+    return found
 
-    Raises:
-        TypeError: the value is not a dict, an object of ``cls`` or None; ``cls`` does
-            not accept a key; a dtype has another type.
-        ValueError: torch has no dtype with such a name.
-    """
+
+def resolve_dtypes(value: Any, cls: Any, where: str) -> Any:
+    """Return an object of ``cls`` from a dict in which dtypes may be names, or None."""
     if value is None or isinstance(value, cls):
         return value
-    if not isinstance(value, Mapping):
-        raise SettingTypeError(
-            f"{where} must be a {cls.__name__}, a dict or None, but is "
-            f"{type_name(value)}."
-        )
-    arguments = {
-        key: _resolve_dtype(each, f"{where}[{key!r}]")
-        if key.endswith("_dtype")
-        else each
-        for key, each in value.items()
-    }
+    _checked(value, Mapping, f"a {cls.__name__}, a dict or None", where)
+    arguments = dict(value)
+    for key, each in value.items():
+        if key.endswith("_dtype"):
+            arguments[key] = _resolve_dtype(each, f"{where}[{key!r}]")
     try:
         return cls(**arguments)
     except TypeError as error:
@@ -376,63 +357,36 @@ def resolve_dtypes(value: Any, cls: Any, where: str) -> Any:
         ) from error
 
 
+def _resolve_dtype(value: Any, where: str) -> torch.dtype | None:
+    found = getattr(torch, value, None) if isinstance(value, str) else value
+    if isinstance(value, str) and not isinstance(found, torch.dtype):
+        raise SettingValueError(f"{where} must be a dtype, but is {value!r}.")
+    dtype: torch.dtype | None = _checked(
+        found, torch.dtype | None, "a torch.dtype, its name or None", where
+    )
+    return dtype
+
+
 def resolve_names(
     values: Iterable[Any] | None, named: Mapping[str, Any], where: str
 ) -> list[Any] | None:
-    """Return a list of parameters or modules, from themselves or their names.
-
-    Args:
-        values: names, parameters or modules; None.
-        named: the parameters or modules of the model by name.
-        where: the name of the setting, for messages.
-
-    Raises:
-        KeyError: the model has no parameter or module with this name.
-        TypeError: ``values`` is not iterable, or a value has another type.
-    """
+    """Return a list of parameters or modules, from themselves or their names."""
     if values is None:
         return None
     if isinstance(values, str) or not isinstance(values, Iterable):
         raise SettingTypeError(f"{where} must be a list, but is {values!r}.")
-    listed = list(values)
-    for each in listed:
-        if isinstance(each, str) and each not in named:
-            raise UnknownNameError(
-                f"{where} must be names of the model, but has {each!r}."
-            )
-        if not isinstance(each, str | torch.nn.Parameter | torch.nn.Module):
+    found = []
+    for each in values:
+        if isinstance(each, str):
+            if each not in named:
+                raise UnknownNameError(
+                    f"{where} must be names of the model, but has {each!r}."
+                )
+            each = named[each]
+        elif not isinstance(each, nn.Parameter | nn.Module):
             raise SettingTypeError(
                 f"{where} must hold names, parameters or modules, but has "
                 f"{type_name(each)}."
             )
-    return [named[each] if isinstance(each, str) else each for each in listed]
-
-
-def _find_function(name: str, where: str) -> Any:
-    functions = upstream("FUNCTIONS")
-    found = None if functions is None else functions.get(name)
-    if found is None:
-        try:
-            found = pkgutil.resolve_name(name)
-        except (ImportError, AttributeError, ValueError):
-            found = None
-    if not callable(found):
-        raise SettingValueError(
-            f"{where} must be the name of a function, but is {name!r}. Write its "
-            "dotted path, or register it in mmengine's FUNCTIONS."
-        )
+        found.append(each)
     return found
-
-
-def _resolve_dtype(value: Any, where: str) -> torch.dtype | None:
-    if isinstance(value, str):
-        found = getattr(torch, value, None)
-        if not isinstance(found, torch.dtype):
-            raise SettingValueError(f"{where} must be a dtype, but is {value!r}.")
-        return found
-    if value is not None and not isinstance(value, torch.dtype):
-        raise SettingTypeError(
-            f"{where} must be a torch.dtype, its name or None, but is "
-            f"{type_name(value)}."
-        )
-    return value

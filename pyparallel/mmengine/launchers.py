@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -15,6 +14,8 @@ import torch.multiprocessing
 from ..core.errors import BatchTypeError, BatchValueError, type_name, warn
 
 _PORT = "29500"  # torch's own default
+_LAUNCHERS = ("pytorch", "slurm", "mpi", "none")
+_NUMBERS = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
 
 
 def init_dist(
@@ -51,9 +52,9 @@ def init_dist(
     With slurm and mpi, the function sets ``RANK``, ``WORLD_SIZE``, ``LOCAL_RANK``,
     ``MASTER_ADDR`` and ``MASTER_PORT``, the last two only if they are missing.
     """
-    if launcher not in _ENVIRONMENTS:
+    if launcher not in _LAUNCHERS:
         raise BatchValueError(
-            f"init_dist: launcher must be one of {', '.join(_ENVIRONMENTS)}, but is "
+            f"init_dist: launcher must be one of {', '.join(_LAUNCHERS)}, but is "
             f"{launcher!r}."
         )
     if init_backend != "torch":
@@ -66,8 +67,8 @@ def init_dist(
     if kwargs.get("timeout") is not None:
         kwargs["timeout"] = _to_timedelta(kwargs["timeout"])
     port = kwargs.pop("port", None)
-    os.environ.update(_ENVIRONMENTS[launcher](port))
-    wanted = ["RANK", "WORLD_SIZE", "LOCAL_RANK"]
+    os.environ.update(_environment(launcher, port))
+    wanted = [*_NUMBERS]
     method = kwargs.get("init_method") or "env://"
     if method.startswith("env://") and kwargs.get("store") is None:
         wanted += ["MASTER_ADDR", "MASTER_PORT"]
@@ -77,7 +78,14 @@ def init_dist(
     if accelerator is not None:
         if torch.multiprocessing.get_start_method(allow_none=True) is None:
             torch.multiprocessing.set_start_method("spawn")
-        _set_device(int(os.environ["LOCAL_RANK"]))
+        count, local_rank = torch.accelerator.device_count(), os.environ["LOCAL_RANK"]
+        if int(local_rank) >= count:
+            raise RuntimeError(
+                "init_dist: LOCAL_RANK must be the number of an accelerator of this "
+                f"machine, but is {int(local_rank)} and torch finds {count} "
+                "accelerators. Start fewer processes on it."
+            )
+        torch.accelerator.set_device_index(int(local_rank))
     dist.init_process_group(backend=backend, **kwargs)
 
 
@@ -95,17 +103,6 @@ def _backend(requested: str | None, accelerator: torch.device | None) -> str:
         UserWarning,
     )
     return "gloo"
-
-
-def _set_device(local_rank: int) -> None:
-    count = torch.accelerator.device_count()
-    if local_rank >= count:
-        raise RuntimeError(
-            "init_dist: LOCAL_RANK must be the number of an accelerator of this "
-            f"machine, but is {local_rank} and torch finds {count} accelerators. Start "
-            "fewer processes on it."
-        )
-    torch.accelerator.set_device_index(local_rank)
 
 
 def _to_timedelta(timeout: Any) -> timedelta:
@@ -131,35 +128,24 @@ def _require_variables(*names: str) -> list[str]:
     return [os.environ[name] for name in names]
 
 
-def _torchrun_environment(port: Any) -> dict[str, str]:
-    return {} if port is None else {"MASTER_PORT": str(port)}
-
-
-def _mpi_environment(port: Any) -> dict[str, str]:
-    rank, world, local = _require_variables(
-        "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"
-    )
-    return {
-        "RANK": rank,
-        "WORLD_SIZE": world,
-        "LOCAL_RANK": local,
-        "MASTER_PORT": _port(port),
-    }
-
-
-def _slurm_environment(port: Any) -> dict[str, str]:
-    rank, world = _require_variables("SLURM_PROCID", "SLURM_NTASKS")
-    result = {"RANK": rank, "WORLD_SIZE": world, "MASTER_PORT": _port(port)}
-    local = os.environ.get("SLURM_LOCALID")
-    count = torch.accelerator.device_count() or 1
-    result["LOCAL_RANK"] = str(int(rank) % count) if local is None else local
-    if "MASTER_ADDR" not in os.environ:
-        result["MASTER_ADDR"] = _first_node(*_require_variables("SLURM_NODELIST"))
-    return result
-
-
-def _port(port: Any) -> str:
-    return os.environ.get("MASTER_PORT", _PORT) if port is None else str(port)
+def _environment(launcher: str, port: Any) -> dict[str, str]:
+    """Return torch's environment variables from those of a launcher."""
+    if launcher == "pytorch":
+        return {} if port is None else {"MASTER_PORT": str(port)}
+    found = {"MASTER_PORT": os.environ.get("MASTER_PORT", _PORT)}
+    if port is not None:
+        found["MASTER_PORT"] = str(port)
+    if launcher == "mpi":
+        names = "RANK", "SIZE", "LOCAL_RANK"
+        numbers = _require_variables(*(f"OMPI_COMM_WORLD_{name}" for name in names))
+    else:
+        numbers = _require_variables("SLURM_PROCID", "SLURM_NTASKS")
+        count = torch.accelerator.device_count() or 1
+        local = os.environ.get("SLURM_LOCALID")
+        numbers += [str(int(numbers[0]) % count) if local is None else local]
+        if "MASTER_ADDR" not in os.environ:
+            found["MASTER_ADDR"] = _first_node(*_require_variables("SLURM_NODELIST"))
+    return found | dict(zip(_NUMBERS, numbers, strict=True))
 
 
 def _first_node(nodes: str) -> str:
@@ -173,12 +159,3 @@ def _first_node(nodes: str) -> str:
             f"init_dist: {' '.join(command)} must name the first node, but failed: "
             f"{error!r}. Set MASTER_ADDR."
         ) from error
-
-
-#: By launcher: the function that returns torch's environment variables.
-_ENVIRONMENTS: dict[str, Callable[[Any], dict[str, str]]] = {
-    "pytorch": _torchrun_environment,
-    "slurm": _slurm_environment,
-    "mpi": _mpi_environment,
-    "none": _torchrun_environment,
-}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import nn
@@ -23,8 +23,7 @@ from ..core.errors import (
     warn_once,
 )
 from ..core.torch_private import BatchNorm
-from ._gradient_clipping import clip
-from ._shards import check_present, has_unknown_shards, learn_shards
+from ._shards import check_present, clip, has_unknown_shards, learn_shards
 from ._upstream import OptimWrapperBase, provides, upstream
 
 _CLIP_GRAD = "OptimWrapper: clip_grad"
@@ -190,14 +189,6 @@ class Accumulation:
                 "another normalization layer, or accumulative_counts=1.",
                 OptimWarning,
             )
-
-
-class _GradientClipping(NamedTuple):
-    """The clipping function, with its name in logs and its arguments."""
-
-    clip_func: Callable[..., Any]
-    grad_name: str  # "grad_norm" or "grad_value"
-    kwargs: dict[str, Any]
 
 
 @provides("OPTIM_WRAPPERS")
@@ -395,18 +386,8 @@ class OptimWrapper(Accumulation, OptimWrapperBase):
             )
 
 
-def _parse_clip_grad(clip_grad: Any) -> _GradientClipping:
-    """Parse a ``clip_grad`` setting, without a change to it.
-
-    Args:
-        clip_grad: ``type``, which is ``"norm"`` (the default) or ``"value"``, and the
-            arguments of ``clip_grad_norm_`` or ``clip_grad_value_`` of
-            ``torch.nn.utils``.
-
-    Raises:
-        TypeError: it is not a mapping, or torch's function does not take an argument.
-        ValueError: it has no arguments, or an unknown ``type``.
-    """
+def _parse_clip_grad(clip_grad: Any) -> tuple[Callable[..., Any], str, dict[str, Any]]:
+    """Return the clipping function, its name in logs, and its arguments."""
     if not isinstance(clip_grad, Mapping):
         raise SettingTypeError(
             f"{_CLIP_GRAD} must be a dict or None, but is {clip_grad!r} "
@@ -435,7 +416,7 @@ def _parse_clip_grad(clip_grad: Any) -> _GradientClipping:
             f"{_CLIP_GRAD} must hold arguments of {function.__name__}, but is "
             f"{dict(clip_grad)!r}: {error}."
         ) from error
-    return _GradientClipping(function, f"grad_{clip_type}", kwargs)
+    return function, f"grad_{clip_type}", kwargs
 
 
 def _momentum(group: Mapping[str, Any]) -> Any:
