@@ -12,9 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from pyparallel.profiler.expected import expected
-from pyparallel.profiler.numbers import numbers_of
-from pyparallel.profiler.prediction import changes
+from pyparallel.profiler.prediction import changes, expected, numbers_of
 from pyparallel.profiler.record import Record as Profile
 from pyparallel.profiler.summary import summarize
 

@@ -3,9 +3,10 @@
 ``profile`` records a block of code, ``command`` a whole script. Both use ``hooks``,
 which replaces methods of the loaders, so that they call a ``recorder``. Every process
 writes its events into a file. ``record`` merges these files into a value with two
-forms: JSON, and a trace for Perfetto. ``summary`` divides its steps into parts, and
-``advice`` recommends changes. ``report`` writes the files: ``page`` fills the HTML
-templates, and ``charts`` draws with matplotlib.
+forms: JSON, and a trace for Perfetto. ``summary`` divides its steps into parts,
+``advice`` recommends changes, and ``prediction`` estimates their effect from the
+measurements of ``trial``. ``report`` writes the files, and ``charts`` draws with
+matplotlib.
 """
 
 __all__ = ["command", "hooks", "profile"]

@@ -23,16 +23,11 @@ _WORTH = 0.05
 
 
 class Advice(NamedTuple):
-    """One recommended change.
+    """One recommended change."""
 
-    Attributes:
-        title: the change.
-        text: the figures behind it.
-        gain: the most nanoseconds that it can save in a step; None if not known.
-    """
-
-    title: str
-    text: str
+    title: str  # the change
+    text: str  # the figures behind it
+    #: The most nanoseconds that it can save in a step; None if not known.
     gain: float | None = None
 
 
@@ -104,11 +99,6 @@ def _busy(summary: Summary) -> float:
     return summary.step - summary.input
 
 
-def _cores(summary: Summary) -> int:
-    cores = summary.record.environment.get("cores", "1")
-    return int(cores) if cores.isdecimal() else 1
-
-
 def _cpu_share(work: float, cpu: float) -> str:
     """Return the share of CPU time in some work as text; empty if not measured."""
     return f", {percent(min(1.0, cpu / work))} of it CPU time" if cpu else ""
@@ -125,7 +115,7 @@ def _move_to_workers(summary: Summary, work: float, cpu: float, where: str) -> A
             "Use larger batches",
             f"{figures} Sending a batch from a worker would take as long.",
         )
-    number = suggest_num_workers(work, busy, cpu, 0, _cores(summary))
+    number = suggest_num_workers(work, busy, cpu, 0, summary.cores)
     gain = max(0.0, summary.step - max(busy, work / number))
     return Advice(
         f"Make batches in workers: num_workers={number}",
@@ -133,13 +123,6 @@ def _move_to_workers(summary: Summary, work: float, cpu: float, where: str) -> A
         f"{time_text(work / number)}.",
         gain,
     )
-
-
-def _has_workers(summary: Summary) -> bool:
-    """Return True unless the record says that the loader has no workers."""
-    loaders = summary.record.loaders
-    known = 0 < summary.loader <= len(loaders)
-    return not known or loaders[summary.loader - 1].get("num_workers") != 0
 
 
 def _first_batches(summary: Summary) -> Advice | None:
@@ -150,7 +133,8 @@ def _first_batches(summary: Summary) -> Advice | None:
     if not first or sum(first) <= total / 2 or len(first) == len(waits):
         return None
     title = "Keep workers from epoch to epoch: persistent_workers=True"
-    if "persistent_workers" in summary.applied or not _has_workers(summary):
+    has_none = summary.options.get("num_workers") == 0
+    if "persistent_workers" in summary.applied or has_none:
         title = "Start the next epoch early: PreDataLoader(loader, next_epoch=True)"
         if "next_epoch" in summary.applied:
             return None
@@ -186,7 +170,7 @@ def _change_workers(summary: Summary, workers: Work) -> Advice:
             f"{_lateness(late)}. The rest of the wait is its transfer to the loop.",
             wait - statistics.fmean(late),
         )
-    cores = _cores(summary)
+    cores = summary.cores
     waited = workers.core_wait + workers.gil_wait
     number = suggest_num_workers(work, busy, workers.cpu, waited, cores)
     figures = (

@@ -19,8 +19,7 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import EngFormatter, MaxNLocator
 
 from ..core.text import percent, time_text
-from .page import COLOURS, printable
-from .summary import PARTS, Step, Summary, cut
+from .summary import COLOURS, PARTS, Step, Summary, cut, printable
 
 #: Text stays text in the SVG; equal profiles have equal files; "$" is a character.
 _STYLE = {
@@ -47,17 +46,11 @@ _TOOLTIP = "tooltip:"
 
 
 class Pictures(NamedTuple):
-    """The drawn profile.
+    """The drawn profile."""
 
-    Attributes:
-        inline: an SVG element without a heading and background, for the page.
-        svg: an SVG file.
-        png: a PNG file.
-    """
-
-    inline: str
-    svg: str
-    png: bytes
+    inline: str  # an SVG element without a heading and background, for the page
+    svg: str  # an SVG file
+    png: bytes  # a PNG file
 
 
 def draw(summary: Summary) -> Pictures:

@@ -21,9 +21,9 @@ from typing import Any
 
 from ..core.errors import BatchValueError
 from . import report
-from .probe import transports
 from .record import Record
 from .recorder import VARIABLE, Settings
+from .trial import transports
 
 _NO_STEPS = (
     "pyparallel profile: the script must run at least two steps, but none was "

@@ -27,12 +27,10 @@ def recording(settings: Settings) -> Iterator[Recorder]:
     os.environ[VARIABLE] = json.dumps(asdict(settings))
     recorder = Recorder(settings)
     uninstall = install(recorder)
-    LoaderIter.__setattr__ = _pass_to_workers(settings)  # type: ignore[method-assign]
     try:
         yield recorder
     finally:
         recorder.stop()
-        del LoaderIter.__setattr__
         uninstall()
         del os.environ[VARIABLE]
         if before is not None:
@@ -81,7 +79,16 @@ def _wrap_next(original: Any, recorder: Recorder) -> Any:
 def _wrap_iter(original: Any, recorder: Recorder) -> Any:
     @functools.wraps(original)
     def begin(loader: Any) -> Any:
-        return recorder.begin(loader, functools.partial(original, loader))
+        options = vars(loader)
+        init = options.get("worker_init_fn")
+        if "worker_init_fn" in options:  # not in a PreDataLoader
+            told = functools.partial(_init_worker, recorder.settings, init)
+            options["worker_init_fn"] = told
+        try:
+            return recorder.begin(loader, functools.partial(original, loader))
+        finally:
+            if "worker_init_fn" in options:
+                options["worker_init_fn"] = init
 
     return begin
 
@@ -123,35 +130,20 @@ _WRAPPERS = {"fetch": _wrap_fetch, "__next__": _wrap_next, "__iter__": _wrap_ite
 _installed: dict[Recorder, Callable[[], None]] = {}
 
 
-class _WorkerInit:
-    """A ``worker_init_fn`` that records the worker before it calls another one.
+def _init_worker(
+    settings: Settings, init: Callable[[int], Any] | None, worker: int
+) -> None:
+    """Record a worker, and call its ``worker_init_fn``.
 
     A fork server and its workers have the environment of its start. So they lack the
     variable of a later profile, or belong to an earlier one.
     """
-
-    def __init__(self, settings: Settings, init: Callable[[int], Any] | None) -> None:
-        self.settings, self.init = settings, init
-
-    def __call__(self, worker: int) -> None:
-        if self.settings not in [recorder.settings for recorder in _installed]:
-            for uninstall in reversed(list(_installed.values())):
-                uninstall()
-            install(Recorder(self.settings))
-        if self.init is not None:
-            self.init(worker)
-
-
-def _pass_to_workers(settings: Settings) -> Callable[[Any, str, Any], None]:
-    """Return a ``__setattr__`` for iterators that passes settings to their workers."""
-
-    def set_attribute(iterator: Any, name: str, value: Any) -> None:
-        object.__setattr__(iterator, name, value)
-        if name == "_worker_init_fn":
-            init = getattr(iterator, name)
-            vars(iterator)[name] = _WorkerInit(settings, init)
-
-    return set_attribute
+    if settings not in [recorder.settings for recorder in _installed]:
+        for uninstall in reversed(list(_installed.values())):
+            uninstall()
+        install(Recorder(settings))
+    if init is not None:
+        init(worker)
 
 
 def is_active() -> bool:

@@ -38,22 +38,7 @@ _TYPES = {
 class Event(NamedTuple):
     """An event of a lane; times are nanoseconds since the first event of the record.
 
-    Attributes:
-        lane: see Note [lanes].
-        kind: a marker or the name of a range.
-        start: the time of its start.
-        end: the time of its end.
-        loader: of markers and ``iter()``: the number of the loader, counted from 1.
-        epoch: markers only: the number of the epoch, counted from 1.
-        stacked_nbytes: ``collate`` only: the bytes of the stacked tensors.
-        padding_nbytes: ``collate`` only: the bytes of padding among them.
-        cpu: CPU time of the thread, in a worker process of the process; -1: not
-            measured. ``wait``: of the process, between the wait before and this one.
-        core_wait: the time in which the thread was runnable, but had no core; of a
-            ``wait`` that before it, as for ``cpu``.
-        batch: the number of the batch within its epoch; -1: not known.
-        gil_wait: an estimate of the time in which a worker thread waited for the GIL.
-        nbytes: ``wait`` only: the bytes of the tensors in the batch.
+    ``docs/profile-command.md`` explains the fields, in its table of columns.
     """
 
     lane: str
@@ -73,23 +58,9 @@ class Event(NamedTuple):
 
 @dataclass(frozen=True)
 class Record:
-    """The events of one training process and its workers.
+    """The events of one training process and its workers, in the order of their ends.
 
-    Attributes:
-        script: the name of the script, without its folder.
-        events: in the order in which they ended.
-        exit_code: of the command; None for a block of code or a running script.
-        rank: the rank of the process, if a launcher set one.
-        world_size: the number of ranks.
-        steps: the requested number of steps.
-        warmup: the number of steps to leave out at the beginning.
-        synchronized: True if each step ended when the device had finished its work.
-        environment: versions and the machine: texts by name.
-        loaders: name, ``num_workers`` and ``batch_size`` of each loader, in order, and
-            the recommended changes that it has (``applied``).
-        batches: the ``sizes`` of the samples in each batch, and the results of trials:
-            ``layout``, ``ours`` and ``held``, see `trial`.
-        transports: see `probe.transports`; empty if they were not measured.
+    ``docs/profile-command.md`` explains the fields.
     """
 
     script: str
@@ -120,16 +91,16 @@ class Record:
         process = self.rank or 0
         lanes = sorted({event.lane for event in self.events}, key=lane_order)
         threads = {lane: i for i, lane in enumerate(lanes, 1)}
-        found: list[dict[str, Any]] = [
-            {"ph": "M", "pid": process, "name": "process_name"}
-            | {"args": {"name": self.script}}
-        ]
+
+        def name_of(kind: str, args: dict[str, Any], **thread: int) -> dict[str, Any]:
+            return {"ph": "M", "pid": process, "name": kind, "args": args, **thread}
+
+        found = [name_of("process_name", {"name": self.script})]
         for lane, thread in threads.items():
-            common = {"ph": "M", "pid": process, "tid": thread}
-            found += [
-                common | {"name": "thread_name", "args": {"name": lane}},
-                common | {"name": "thread_sort_index", "args": {"sort_index": thread}},
-            ]
+            found.append(name_of("thread_name", {"name": lane}, tid=thread))
+            found.append(
+                name_of("thread_sort_index", {"sort_index": thread}, tid=thread)
+            )
         for event in self.events:
             details = zip(Event._fields, event, Event(*event[:4]), strict=True)
             found.append(
@@ -161,12 +132,11 @@ class Record:
             data = json.loads(text)
             if not isinstance(data, dict):
                 raise ValueError("not an object")
-            found, version = data.pop("format", None), data.pop("version", None)
-            columns = data.pop("columns", None)
         except ValueError as error:
             raise BatchValueError(
                 f"{where} must be JSON of a profile, but is not: {error}."
             ) from error
+        found, version = data.pop("format", None), data.pop("version", None)
         if (found, version) != (FORMAT, VERSION):
             raise BatchValueError(
                 f"{where} must have the format {FORMAT!r} and the version {VERSION}, "
@@ -174,17 +144,17 @@ class Record:
                 "that wrote it."
             )
         try:
-            rows = [dict(zip(columns, row, strict=True)) for row in data.pop("events")]
-            events = tuple(_checked(Event(**row)) for row in rows)
+            del data["columns"]
+            events = tuple(_checked(Event(*row)) for row in data.pop("events"))
             loaders = tuple(map(_loader, data.pop("loaders")))
-            batches = tuple(map(_batch, data.pop("batches", ())))
+            batches = tuple(map(_batch, data.pop("batches")))
             record = cls(events=events, loaders=loaders, batches=batches, **data)
-            for name, kind in _TYPES.items():
-                if not isinstance(value := getattr(record, name), kind):
-                    raise TypeError(f"{name} is {value!r}")
+            typed = [(name, getattr(record, name), _TYPES[name]) for name in _TYPES]
             for name, value in record.environment.items():
-                if not isinstance(value, str):
-                    raise TypeError(f"{name} of environment is {value!r}")
+                typed.append((f"{name} of environment", value, str))
+            for name, value, kind in typed:
+                if not isinstance(value, kind):
+                    raise TypeError(f"{name} is {value!r}")
             return record
         except (KeyError, TypeError, ValueError) as error:
             raise BatchValueError(
@@ -203,11 +173,7 @@ def _checked(event: Event) -> Event:
 
 def _loader(row: dict[str, Any]) -> dict[str, Any]:
     found = {name: row[name] for name in ("name", "num_workers", "batch_size")}
-    if "applied" in row:  # not in earlier records
-        found["applied"] = [str(each) for each in row["applied"]]
-    if row.get("slabs"):
-        found["slabs"] = True
-    return found
+    return found | {name: row[name] for name in ("applied", "slabs") if name in row}
 
 
 def _batch(row: dict[str, Any]) -> dict[str, Any]:

@@ -25,7 +25,7 @@ import threading
 import time
 import weakref
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
 from importlib import metadata
@@ -58,21 +58,13 @@ _STEP_RANGES = ("collate", "scatter", "step")
 
 @dataclass(frozen=True)
 class Settings:
-    """The settings that all processes of a profile share.
+    """The settings that all processes of a profile share."""
 
-    Attributes:
-        folder: the folder for their files.
-        steps: the number of steps to record after the warm-up.
-        warmup: the number of steps before those.
-        synchronize: end a step when the device has finished its work.
-        leave: end the script after the last step.
-    """
-
-    folder: str
-    steps: int
-    warmup: int
-    synchronize: bool = True
-    leave: bool = False
+    folder: str  # the folder for their files
+    steps: int  # the number of steps to record after the warm-up
+    warmup: int  # the number of steps before those
+    synchronize: bool = True  # end a step when the device has finished its work
+    leave: bool = False  # end the script after the last step
 
 
 class ProfileComplete(SystemExit):
@@ -156,7 +148,29 @@ class Recorder:
             return inner
         if kind in _STEP_RANGES and not self._loaders and self._is_loop():
             self._count_step(kind)
-        return _Range(self, kind, inner, more)
+        return self._record(kind, inner, more)
+
+    @contextlib.contextmanager
+    def _record(
+        self, kind: str, inner: AbstractContextManager[object], more: dict[str, int]
+    ) -> Iterator[None]:
+        counting = PaddingCounter() if kind == "collate" else nullcontext()
+        with inner, counting as stacked:
+            gil_wait = self._begin_gil_wait() if kind == "fetch" else None
+            before, start = self.times(), time.perf_counter_ns()
+            try:
+                yield
+            finally:
+                end = time.perf_counter_ns()
+                more |= _passed(before, self.times())
+                if gil_wait is not None:
+                    blocked = end - start - more["cpu"] - more["core_wait"]
+                    more["gil_wait"] = int(1e9 * gil_wait.end(blocked / 1e9))
+                    self._local.gil_waits.append(gil_wait)
+                if stacked is not None:
+                    more["stacked_nbytes"] = stacked.stacked_nbytes
+                    more["padding_nbytes"] = stacked.padding_nbytes
+                self.write(kind, start, end, **more)
 
     def times(self) -> tuple[int, int]:
         """Return the CPU time and the time without a core so far, in nanoseconds."""
@@ -169,20 +183,15 @@ class Recorder:
             self._local.core_wait = os.getpid(), core_wait
         return int(1e9 * cpu), int(1e9 * core_wait.seconds())
 
-    def begin_gil_wait(self) -> GilWait | None:
+    def _begin_gil_wait(self) -> GilWait | None:
         """Begin a measurement in a worker thread. None elsewhere, and inside of one."""
         if not in_worker_thread():
             return None
-        free = vars(self._local).setdefault("gil_waits", [GilWait()])
-        found: GilWait | None = free.pop() if free else None
+        free: list[GilWait] = vars(self._local).setdefault("gil_waits", [GilWait()])
+        found = free.pop() if free else None
         if found is not None:
             found.begin()
         return found
-
-    def end_gil_wait(self, gil_wait: GilWait, blocked: int) -> int:
-        """End a measurement. Return the wait, and take the blocked time, in ns."""
-        self._local.gil_waits.append(gil_wait)
-        return int(1e9 * gil_wait.end(blocked / 1e9))
 
     def _is_loop(self) -> bool:
         is_main = threading.current_thread() is threading.main_thread()
@@ -246,27 +255,34 @@ class Recorder:
         finally:
             self._local.is_trial = False
 
+    def _is_recorded(self) -> bool:
+        """Return False for a loader inside of another one, or in a worker."""
+        is_inside = getattr(self._local, "is_inside", False)
+        return self.is_recording and not is_inside and get_worker_info() is None
+
+    @contextlib.contextmanager
+    def _inside(self) -> Iterator[None]:
+        self._local.is_inside = True
+        try:
+            yield
+        finally:
+            self._local.is_inside = False
+
     def begin(self, loader: Any, start: Callable[[], Any]) -> Any:
         """Return ``start()``, a new iterator of a loader, and record the call."""
-        local = self._local
-        is_nested = getattr(local, "is_beginning", False)
-        if not self.is_recording or is_nested or get_worker_info() is not None:
+        if not self._is_recorded():
             return start()
-        if threading.current_thread().name == _PREFETCH:
+        if _in_prefetch():
             with self.range(ITER, nullcontext()):
                 return start()
         kind = ITER if loader in self._begun else FIRST_ITER
         self._begun.add(loader)
-        if isinstance(loader, PreDataLoader):
-            number = self._number(loader.loader, loader)
-        else:
-            number = self._number(loader)
-        local.is_beginning = True
-        try:
-            with self.range(kind, nullcontext(), loader=number):
-                iterator = start()
-        finally:
-            local.is_beginning = False
+        is_ahead = isinstance(loader, PreDataLoader)
+        number = (
+            self._number(loader.loader, loader) if is_ahead else self._number(loader)
+        )
+        with self._inside(), self.range(kind, nullcontext(), loader=number):
+            iterator = start()
         self._numbers[iterator] = number
         return iterator
 
@@ -275,44 +291,36 @@ class Recorder:
 
         Stream: the host first waits for the accelerator, if ``synchronize`` is set.
         """
-        local = self._local
-        is_nested = getattr(local, "is_waiting", False)
-        if not self.is_recording or is_nested or get_worker_info() is not None:
+        if not self._is_recorded():
             return get()
-        in_prefetch = threading.current_thread().name == _PREFETCH
-        loader = 0 if in_prefetch else self._loader_number(iterator)
-        if not in_prefetch:
-            if self.settings.synchronize:
-                synchronize()
-            epoch: int | None = getattr(iterator, "_profiled_epoch", None)
-            self._count_step(loader, loader=loader, epoch=epoch or 0)
-            if not self.is_recording:
-                return get()
-        step = _passed(getattr(local, "times", None), self.times())
-        start, kind, local.is_waiting = time.perf_counter_ns(), END, True
-        try:
-            batch = get()
-            kind = WAIT
+        if _in_prefetch():
+            start = time.perf_counter_ns()
+            with self._inside():
+                batch = get()
+            self.write(WAIT, start, time.perf_counter_ns())
             return batch
+        loader = self._loader_number(iterator)
+        if self.settings.synchronize:
+            synchronize()
+        epoch: int | None = getattr(iterator, "_profiled_epoch", None)
+        self._count_step(loader, loader=loader, epoch=epoch or 0)
+        if not self.is_recording:
+            return get()
+        step = _passed(getattr(self._local, "times", None), self.times())
+        start, kind, marker = time.perf_counter_ns(), END, {"loader": loader, **step}
+        try:
+            with self._inside():
+                batch = get()
+            kind = WAIT
         finally:
-            local.is_waiting = False
             end = time.perf_counter_ns()
-            if in_prefetch:
-                if kind == WAIT:
-                    self.write(kind, start, end)
-            else:
-                epoch = self._epoch_number(iterator, is_over=kind == END)
-                marker = {"loader": loader, "epoch": epoch}
-                if kind == WAIT:
-                    with contextlib.suppress(Exception):
-                        tensors = trial.tensors_of(batch)
-                        marker["nbytes"] = sum(tensor.nbytes for tensor in tensors)
-                marker.update(step)
-                local.times = self.times()
-                if kind == WAIT and getattr(iterator, "_in_order", True):
-                    marker["batch"] = getattr(iterator, "_rcvd_idx", 0) - 1
-                self._counts[loader] = self._counts.get(loader, 0) + (kind == WAIT)
-                self.write(kind, start, end, **marker)
+            marker["epoch"] = self._epoch_number(iterator, is_over=kind == END)
+            if kind == WAIT:
+                self._counts[loader] = self._counts.get(loader, 0) + 1
+                marker |= _marker_of(iterator, batch)
+            self._local.times = self.times()
+            self.write(kind, start, end, **marker)
+        return batch
 
     def _loader_number(self, iterator: Any) -> int:
         """Return the number of the loader of an iterator."""
@@ -356,56 +364,26 @@ class Recorder:
         return epoch
 
 
-class _Range:
-    """Records an event around a block."""
-
-    __slots__ = (
-        *("_inner", "_kind", "_more", "_recorder", "_recording", "_stacked", "_start"),
-        *("_times", "_gil_wait"),
-    )
-
-    def __init__(
-        self,
-        recorder: Recorder,
-        kind: str,
-        inner: AbstractContextManager[object],
-        more: dict[str, int],
-    ) -> None:
-        self._recorder, self._kind = recorder, kind
-        self._inner, self._more = inner, more
-        self._recording: AbstractContextManager[PaddingCounter] | None = None
-
-    def __enter__(self) -> None:
-        self._inner.__enter__()
-        if self._kind == "collate":
-            self._recording = PaddingCounter()
-            self._stacked = self._recording.__enter__()
-        self._gil_wait = None
-        if self._kind == "fetch":
-            self._gil_wait = self._recorder.begin_gil_wait()
-        self._times = self._recorder.times()
-        self._start = time.perf_counter_ns()
-
-    def __exit__(self, *error: Any) -> None:
-        end, more = time.perf_counter_ns(), self._more
-        more.update(_passed(self._times, self._recorder.times()))
-        if self._gil_wait is not None:
-            blocked = end - self._start - more["cpu"] - more["core_wait"]
-            more["gil_wait"] = self._recorder.end_gil_wait(self._gil_wait, blocked)
-        if self._recording is not None:
-            self._recording.__exit__(*error)
-            more["stacked_nbytes"] = self._stacked.stacked_nbytes
-            more["padding_nbytes"] = self._stacked.padding_nbytes
-        self._inner.__exit__(*error)
-        self._recorder.write(self._kind, self._start, end, **more)
-
-
 def _passed(before: tuple[int, int] | None, after: tuple[int, int]) -> dict[str, int]:
     """Return the fields of the time between two results of `Recorder.times`."""
     if before is None:
         return {}
     names = "cpu", "core_wait"
     return {k: max(0, b - a) for k, a, b in zip(names, before, after, strict=True)}
+
+
+def _in_prefetch() -> bool:
+    return threading.current_thread().name == _PREFETCH
+
+
+def _marker_of(iterator: Any, batch: Any) -> dict[str, int]:
+    """Return the number of a batch, if it is known, and its bytes."""
+    found = {}
+    with contextlib.suppress(Exception):  # the objects of the script may raise any
+        found["nbytes"] = sum(tensor.nbytes for tensor in trial.tensors_of(batch))
+    if getattr(iterator, "_in_order", True):
+        found["batch"] = getattr(iterator, "_rcvd_idx", 0) - 1
+    return found
 
 
 def batch_number() -> int:
@@ -432,7 +410,7 @@ def _loader_sizes(loader: Any) -> dict[str, int | None]:
         cls.__module__.startswith("pyparallel.") for cls in type(loader).__mro__
     )
     return {
-        "slabs": sends,
+        **({"slabs": True} if sends else {}),
         "num_workers": workers if type(workers) is int else None,
         "batch_size": next((size for size in sizes if type(size) is int), None),
     }
@@ -479,5 +457,4 @@ def _device_module() -> Any:
     if not torch.accelerator.is_available():
         return None
     module = torch.get_device_module()
-    is_initialized = getattr(module, "is_initialized", None)
-    return module if is_initialized is not None and is_initialized() else None
+    return module if getattr(module, "is_initialized", lambda: False)() else None

@@ -3,25 +3,17 @@
 from __future__ import annotations
 
 import itertools
+import re
 import statistics
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ..core.text import percent, plural, time_text
 from ..loader.stats import INPUT_BOUND
-from .record import (
-    END,
-    FIRST_ITER,
-    ITER,
-    STOP,
-    WAIT,
-    Event,
-    Record,
-    lane_order,
-)
+from .record import END, FIRST_ITER, ITER, STOP, WAIT, Event, Record, lane_order
 
 #: The parts of a step in drawing order, with their descriptions.
 PARTS = {
@@ -31,6 +23,15 @@ PARTS = {
     "collate": "collate_fn",
     "fetch": "getting the samples from the dataset",
     "wait": "starting workers and waiting for a batch of a worker or thread",
+}
+#: Colours of the parts, after Okabe and Ito: colour-blind readers distinguish them.
+COLOURS = {
+    "compute": "#0072b2",
+    "copy": "#56b4e9",
+    "pack": "#cc79a7",
+    "collate": "#009e73",
+    "fetch": "#e69f00",
+    "wait": "#d55e00",
 }
 #: Ranges that count as a part with another name. Unknown ranges count as compute.
 _PART_OF_RANGE = {
@@ -54,20 +55,13 @@ class Step(NamedTuple):
     """The interval between two calls of ``next()``, divided into segments.
 
     The first step of an epoch begins with the call of ``iter()``.
-
-    Attributes:
-        start: nanoseconds, as in the record.
-        end: nanoseconds, as in the record.
-        segments: in order, without gaps.
-        is_first: the step is the first one of its epoch.
-        asked: the time of the call of ``next()``.
     """
 
-    start: int
-    end: int
-    segments: tuple[Segment, ...]
-    is_first: bool
-    asked: int
+    start: int  # nanoseconds, as in the record
+    end: int  # nanoseconds, as in the record
+    segments: tuple[Segment, ...]  # in order, without gaps
+    is_first: bool  # the step is the first one of its epoch
+    asked: int  # the time of the call of ``next()``
 
     @property
     def parts(self) -> dict[str, int]:
@@ -79,26 +73,17 @@ class Step(NamedTuple):
 
 
 class Work(NamedTuple):
-    """The work of several workers or threads on the batches of the steps.
+    """The work of several workers or threads on the batches of the steps."""
 
-    Attributes:
-        lanes: the names of their lanes.
-        batches: the number of batches.
-        parts: the mean nanoseconds of each part in a batch.
-        busy: the fraction of the time in which the lanes worked.
-        cpu: the mean CPU nanoseconds of a batch; 0 if they were not measured.
-        core_wait: the mean nanoseconds of a batch in which its worker was runnable,
-            but had no core.
-        gil_wait: the mean nanoseconds of a batch in which a worker thread waited for
-            the GIL.
-    """
-
-    lanes: tuple[str, ...]
-    batches: int
-    parts: dict[str, float]
-    busy: float
-    cpu: float = 0.0
+    lanes: tuple[str, ...]  # the names of their lanes
+    batches: int  # the number of batches
+    parts: dict[str, float]  # the mean nanoseconds of each part in a batch
+    busy: float  # the fraction of the time in which the lanes worked
+    cpu: float = 0.0  # the mean CPU nanoseconds of a batch; 0 if they were not measured
+    #: The mean nanoseconds of a batch in which its worker was runnable, but had no
+    #: core.
     core_wait: float = 0.0
+    #: The mean nanoseconds of a batch in which a worker thread waited for the GIL.
     gil_wait: float = 0.0
 
     @property
@@ -109,29 +94,20 @@ class Work(NamedTuple):
 
 @dataclass(frozen=True)
 class Summary:
-    """The steps of one loop, and the work of other lanes at the same time.
+    """The steps of one loop, and the work of other lanes at the same time."""
 
-    Attributes:
-        record: the source of the summary.
-        steps: the steps after the warm-up.
-        left_out: the number of warm-up steps before them.
-        interrupted: the number of skipped steps in which another loader was used. No
-            step is skipped if another loader was used in all of them.
-        loader: the number of the loader of the steps; 0 if no loader was recorded.
-        others: the number and the batch count of every other loader.
-        lane: the lane of the loop.
-        restarts: the number of steps after which the loop left its iterator for a new
-            one. They end at the next ``iter()``, and are left out unless they are a
-            third of all steps or more.
-    """
-
-    record: Record
-    steps: tuple[Step, ...]
-    left_out: int = 0
+    record: Record  # the source of the summary
+    steps: tuple[Step, ...]  # the steps after the warm-up
+    left_out: int = 0  # the number of warm-up steps before them
+    #: The number of skipped steps in which another loader was used. No step is skipped
+    #: if another loader was used in all of them.
     interrupted: int = 0
+    #: The number of the loader of the steps; 0 if no loader was recorded.
     loader: int = 0
-    others: tuple[tuple[int, int], ...] = ()
-    lane: str = "loop"
+    lane: str = "loop"  # the lane of the loop
+    #: The number of steps after which the loop left its iterator for a new one. They
+    #: end at the next ``iter()``, and are left out unless they are a third of all steps
+    #: or more.
     restarts: int = 0
 
     @cached_property
@@ -173,13 +149,23 @@ class Summary:
         return self.waited > INPUT_BOUND if self.loader else None
 
     @property
-    def applied(self) -> frozenset[str]:
-        """The changes that advice must not recommend, see `applied_changes`."""
+    def options(self) -> dict[str, Any]:
+        """The fields of the loader in the record; empty if it is not known."""
         loaders = self.record.loaders
         known = 0 < self.loader <= len(loaders)
-        found = loaders[self.loader - 1].get("applied", ()) if known else ()
+        return loaders[self.loader - 1] if known else {}
+
+    @property
+    def applied(self) -> frozenset[str]:
+        """The changes that advice must not recommend, see `applied_changes`."""
         ahead = any(lane.startswith("prefetch") for lane in self.lanes)
-        return frozenset([*found, *["PreDataLoader"] * ahead])
+        return frozenset([*self.options.get("applied", ()), *["PreDataLoader"] * ahead])
+
+    @property
+    def cores(self) -> int:
+        """The number of cores; 1 if it is not known."""
+        cores = self.record.environment.get("cores", "1")
+        return int(cores) if cores.isdecimal() else 1
 
     @property
     def bottleneck(self) -> str:
@@ -368,17 +354,9 @@ def summarize(record: Record) -> Summary | None:
     if not steps:
         return None
     left_out = min(record.warmup, len(steps) - 1)
-    others = {number: n for (_, number), n in counts.items() if number != loader}
-    return Summary(
-        record,
-        tuple(steps[left_out:]),
-        left_out,
-        interrupted,
-        loader,
-        tuple(sorted(others.items())),
-        lane,
-        sum(step.start >= steps[left_out].start for step in restarts),
-    )
+    num_restarts = sum(step.start >= steps[left_out].start for step in restarts)
+    shown = tuple(steps[left_out:])
+    return Summary(record, shown, left_out, interrupted, loader, lane, num_restarts)
 
 
 def _starts(marks: Sequence[Event], begins: Sequence[Event]) -> list[int]:
@@ -416,9 +394,13 @@ def _step(
     events: Iterable[Event], start: int, end: int, is_first: bool, asked: int
 ) -> Step:
     """Return a step; the time between its events is compute."""
-    inside = [e for e in events if e.start < end and e.end > start]
-    found = cut(segments(inside), start, end)
-    return Step(start, end, tuple(fill_gaps(found, start, end)), is_first, asked)
+    inside = [
+        event._replace(start=max(event.start, start), end=min(event.end, end))
+        for event in events
+        if event.start < end and event.end > start
+    ]
+    whole = Event("", "compute", start, end)
+    return Step(start, end, tuple(segments([*inside, whole])), is_first, asked)
 
 
 def _lane_events(record: Record, lane: str) -> list[Event]:
@@ -478,20 +460,6 @@ def cut(lane: Iterable[Segment], start: int, end: int) -> list[Segment]:
     return found
 
 
-def fill_gaps(lane: Iterable[Segment], start: int, end: int) -> list[Segment]:
-    """Return the segments with compute in the gaps between them."""
-    found: list[Segment] = []
-    position = start
-    for segment in lane:
-        if segment.start > position:
-            found.append(Segment("compute", position, segment.start))
-        found.append(segment)
-        position = segment.end
-    if position < end:
-        found.append(Segment("compute", position, end))
-    return merge(found)
-
-
 def merge(lane: Iterable[Segment]) -> list[Segment]:
     """Return the segments with adjacent ones of the same part merged."""
     found: list[Segment] = []
@@ -501,3 +469,8 @@ def merge(lane: Iterable[Segment]) -> list[Segment]:
         else:
             found.append(segment)
     return found
+
+
+def printable(text: str) -> str:
+    """Replace characters that XML cannot contain by question marks."""
+    return re.sub(r"[^\t\n -\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]", "?", text)

@@ -13,9 +13,9 @@ from xml.etree import ElementTree
 import pytest
 
 from pyparallel.profiler import report
-from pyparallel.profiler.page import COLOURS, page
 from pyparallel.profiler.record import Event, Record
-from pyparallel.profiler.summary import PARTS, Summary
+from pyparallel.profiler.report import page
+from pyparallel.profiler.summary import COLOURS, PARTS, Summary
 from tests.support.profiler.profile_records import MS, steady, summary
 
 pytestmark = pytest.mark.one_backend

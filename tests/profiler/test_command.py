@@ -22,7 +22,6 @@ from torch.utils.data import Dataset
 import pyparallel
 from pyparallel import DataLoader, MMDataParallel, PreDataLoader, collate
 from pyparallel.core import tracing
-from pyparallel.core.torch_private import LoaderIter
 from pyparallel.profiler import command, hooks, recorder, report
 from pyparallel.profiler.advice import advise
 from pyparallel.profiler.record import Record
@@ -54,7 +53,6 @@ def _nothing_stays():
     methods = [getattr(cls, name) for cls, name in hooks.replaced_methods()]
     assert len(methods) == 8
     assert not [method for method in methods if hasattr(method, "__wrapped__")]
-    assert "__setattr__" not in vars(LoaderIter)
     assert tracing.span("pyparallel.step") is tracing.span("pyparallel.wait")
 
 
@@ -207,8 +205,7 @@ def test_a_validation_between_epochs_is_another_loader(tmp_path):
             sum(1 for _ in train)
             sum(1 for _ in val)
     summary = seen(tmp_path)
-    assert (summary.loader, summary.others) == (1, ((2, 4),))
-    assert len(summary.steps) == 12 and not summary.interrupted
+    assert summary.loader == 1 and len(summary.steps) == 12 and not summary.interrupted
     assert [step.is_first for step in summary.steps].count(True) == 2
 
 

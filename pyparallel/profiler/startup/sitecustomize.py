@@ -15,7 +15,7 @@ import json
 import os
 import sys
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 _VARIABLE = "PYPARALLEL_PROFILE"
@@ -24,24 +24,19 @@ _CLASSES = {
     "torch.utils.data.dataloader": "_BaseDataLoaderIter",
     "torch.utils.data._utils.fetch": "_BaseDatasetFetcher",
 }
+_found: set[str] = set()
 
 
-class _Finder:
-    """Changes modules of torch at their import."""
-
-    def find_spec(self, name: str, path: Any, target: Any = None) -> Any:
-        """Return the specification of a module with a loader that calls `_execute`."""
-        if name not in _CLASSES or name in self._found:
-            return None
-        self._found.add(name)  # so that find_spec asks the other finders
-        spec = importlib.util.find_spec(name)
-        if spec is not None and spec.loader is not None:
-            loader: Any = spec.loader
-            loader.exec_module = functools.partial(_execute, loader.exec_module)
-        return spec
-
-    def __init__(self) -> None:
-        self._found: set[str] = set()
+def _find_spec(name: str, path: Any = None, target: Any = None) -> Any:
+    """Return the specification of a module in `_CLASSES`, whose loader changes it."""
+    if name not in _CLASSES or name in _found:
+        return None
+    _found.add(name)  # so that find_spec asks the other finders
+    spec = importlib.util.find_spec(name)
+    if spec is not None and spec.loader is not None:
+        loader: Any = spec.loader
+        loader.exec_module = functools.partial(_execute, loader.exec_module)
+    return spec
 
 
 def _execute(execute: Any, module: ModuleType) -> None:
@@ -94,7 +89,7 @@ def _import_hidden() -> None:
 
 
 if _VARIABLE in os.environ:
-    finder: Any = _Finder()
+    finder: Any = SimpleNamespace(find_spec=_find_spec)
     sys.meta_path.insert(0, finder)
 if __name__ == "sitecustomize":
     _import_hidden()
