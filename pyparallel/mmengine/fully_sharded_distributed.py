@@ -327,7 +327,7 @@ def resolve_function(value: Any, where: str) -> Any:
 
 def _find_function(name: str, where: str) -> Any:
     functions = upstream("FUNCTIONS")
-    found = functions and functions.get(name)
+    found = None if functions is None else functions.get(name)
     if found is None:
         with contextlib.suppress(ImportError, AttributeError, ValueError):
             found = pkgutil.resolve_name(name)
