@@ -327,11 +327,12 @@ test-ray: $(VPEER)/.ray $(V)/.built ## the examples with Ray, on a local cluster
 	PYPARALLEL_BACKEND=native PYPARALLEL_NO_SKIP=1 \
 		$(VPEER)/bin/python -m pytest -q -m ray $(PYTEST_ARGS)
 
-# Without most of its dependencies, which are CUDA libraries.
+# Peers of the benchmarks alone. DALI comes without most of its dependencies, which are CUDA
+# libraries.
 $(VPEER)/.dali: $(VPEER)/.deps
 	$(VPEER)/bin/python $(PIP) --no-deps "nvidia-dali-cuda130>=2.4,<3" \
 		"nvidia-nvimgcodec-cu13>=0.9,<0.10" optree gast astunparse nvtx makefun
-	$(VPEER)/bin/python $(PIP) six wheel
+	$(VPEER)/bin/python $(PIP) six wheel "lhotse>=1.30,<2"
 	touch $@
 
 BENCH := $(VPEER)/bin/python -m benchmarks
