@@ -193,7 +193,7 @@ def _absent(name: str) -> str:
     for package, error in peers.ABSENT.items():
         if name.startswith(package):
             return f"not installed: {error}"
-    return "not installed"
+    return "not on this machine"
 
 
 def close_to(tolerance: float) -> Callable[[Any, Any], str]:

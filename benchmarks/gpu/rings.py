@@ -16,12 +16,14 @@ from pyparallel import DataLoader, scatter
 from .._harness import Contender, Goal
 from ..loader.epochs import Items, Ways, loader, per_batch
 from .case import GpuCase, Made, Rotation
-from .target import DryRun
+from .target import DryRun, on_node
 from .transfers import MIB, RAW, TORCH_PINNED
 
 _BATCH = 16
 _THREAD = "torch's DataLoader, pin_memory=True + .to(non_blocking)"
 _PAGEABLE = "torch's DataLoader, pin_memory=False + .to"
+_BUSY, _IDLE, _BESIDE = "beside a kernel", "on an idle device", 0.02
+_NEAR, _FAR = f"{RAW} from the GPU's node", f"{RAW} from another node"
 
 
 def cases(quick: bool) -> list[GpuCase]:
@@ -51,6 +53,24 @@ def cases(quick: bool) -> list[GpuCase]:
             in_a_row=True,
         )
         found.append(case)
+    found.append(
+        GpuCase(
+            "the registration of a slab",
+            "synthetic: 64 MB, registered on an idle device and beside a kernel of "
+            f"{_BESIDE * 1e3:g} ms",
+            partial(_registered, 64 * unit, 4),
+            [Goal(_IDLE, 0.5, of="host")],
+        )
+    )
+    found.append(
+        GpuCase(
+            "NUMA nodes",
+            f"{samples}; 4 MB each; {RAW} reads memory that torch pinned on each node",
+            partial(_nodes, 4 * unit),
+            [Goal(name, 0.95, of="queued") for name in (_NEAR, _FAR)],
+            in_a_row=True,
+        )
+    )
     return found
 
 
@@ -104,6 +124,37 @@ def _slabs(nbytes: int, num: int, where: DryRun) -> Made:
         Contender(RAW, turns.of(raw, 1), "limit"),
     ]
     return Made(contenders, turns)
+
+
+def _registered(nbytes: int, num: int, where: DryRun) -> Made:
+    """Compare the times until memory is registered."""
+    blocks = Rotation([torch.ones(nbytes, dtype=torch.uint8) for _ in range(num)])
+
+    def beside(block: Tensor) -> Any:
+        where.sleep(0 if where.dry else _BESIDE)
+        return where.register(block)
+
+    contenders = [
+        Contender(_BUSY, blocks.of(beside), "ours"),
+        Contender(_IDLE, blocks.of(where.register), "limit"),
+    ]
+    return Made(contenders, blocks)
+
+
+def _nodes(nbytes: int, where: DryRun) -> Made:
+    """Compare a slab of the ring with pinned memory of each NUMA node."""
+    made = _slabs(nbytes, 4, where)
+    source = made.inputs.now[1]
+    target = torch.empty_like(source, device=where.device)
+    near, others = where.numa()
+    found = [made.contenders[0], made.contenders[-1]]
+    for name, node in ((_NEAR, near), (_FAR, next(iter(others), None))):
+        call = None  # the machine shows no such node
+        if node is not None:
+            with on_node(node):
+                call = partial(where.raw_copy, target, where.pin(source))
+        found.append(Contender(name, call, "limit"))
+    return Made(found, made.inputs)
 
 
 def _epochs(nbytes: int, num: int, where: DryRun) -> list[Contender]:

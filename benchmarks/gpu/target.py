@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import os
 import platform
 import shutil
 import statistics
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +40,26 @@ _ASKED = "driver_version,clocks.sm,clocks.max.sm,clocks.mem,pcie.link.gen.curren
 _ASKED += ",pcie.link.width.current,power.limit,temperature.gpu"
 
 
+class Registered:
+    """Memory that CUDA has pinned."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self._tensor = tensor
+        self._do(self._runtime().cudaHostRegister, tensor.nbytes, 1)  # portable
+
+    def __del__(self) -> None:
+        self._do(self._runtime().cudaHostUnregister)
+
+    @staticmethod
+    def _runtime() -> Any:
+        return torch.cuda.cudart()
+
+    def _do(self, call: Callable[..., Any], *arguments: int) -> None:
+        error = int(call(self._tensor.data_ptr(), *arguments))
+        if error:
+            raise RuntimeError(f"{call} failed with CUDA error {error}.")
+
+
 class DryRun:
     """The host: all code runs, no copy is sent, and all figures are meaningless."""
 
@@ -60,6 +82,14 @@ class DryRun:
     def raw_copy(self, dst: Tensor, src: Tensor) -> None:
         """Copy bytes, to or from the target or within it, without other work."""
         dst.copy_(src)
+
+    def register(self, tensor: Tensor) -> Registered | None:
+        """Pin existing memory for as long as the result lives."""
+        return None
+
+    def numa(self) -> tuple[int | None, list[int]]:
+        """Return the NUMA node of the target, None if it is unknown, and the others."""
+        return None, []
 
     def device_seconds(self, call: Callable[[], Any], host: float) -> float | None:
         """Return the time of the call on the target, or None if it is unknown."""
@@ -109,6 +139,20 @@ class Gpu(DryRun):
         error = self._runtime.cudaMemcpyAsync(*where, src.nbytes, kind, stream)
         if error:
             raise RuntimeError(f"cudaMemcpyAsync failed with error {error}.")
+
+    def register(self, tensor: Tensor) -> Registered | None:
+        """Call ``cudaHostRegister``."""
+        return Registered(tensor)
+
+    def numa(self) -> tuple[int | None, list[int]]:
+        """Return the node of the GPU's bus, None if Linux does not know it."""
+        found: Any = torch.cuda.get_device_properties(self.device)
+        bus = f"{found.pci_domain_id:04x}:{found.pci_bus_id:02x}"
+        file = Path(f"/sys/bus/pci/devices/{bus}:{found.pci_device_id:02x}.0/numa_node")
+        near = int(file.read_text()) if file.exists() else -1
+        nodes = Path("/sys/devices/system/node").glob("node[0-9]*")
+        others = sorted({int(path.name[4:]) for path in nodes} - {near})
+        return (near if near >= 0 else None), others if near >= 0 else []
 
     def device_seconds(self, call: Callable[[], Any], host: float) -> float | None:
         """Return the time between two events around a call.
@@ -167,6 +211,7 @@ class Gpu(DryRun):
             **_driver(),
             "CUDA": str(torch.version.cuda),
             "sleeping kernel": f"{self._hertz / 1e6:.0f} MHz",
+            "NUMA": "node of the GPU: {}; others: {}".format(*self.numa()),
             **copies,
         }
 
@@ -218,6 +263,20 @@ def target(name: str, quick: bool = False) -> DryRun:
             "To see that everything runs, pass --device cpu: its figures mean nothing."
         )
     return Gpu(quick)
+
+
+@contextlib.contextmanager
+def on_node(node: int) -> Iterator[None]:
+    """Run on the cores of a NUMA node, so that new memory is there."""
+    before = os.sched_getaffinity(0)
+    cores = Path(f"/sys/devices/system/node/node{node}/cpulist").read_text()
+    ranges = [part.partition("-") for part in cores.strip().split(",")]
+    chosen = {i for a, _, b in ranges for i in range(int(a), int(b or a) + 1)}
+    os.sched_setaffinity(0, chosen & before or before)
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
 
 
 def count(events: Any, host_allocations: int = 0) -> Record:

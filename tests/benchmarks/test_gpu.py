@@ -27,7 +27,7 @@ def test_every_case_runs_dry_and_all_contenders_agree(
     assert gpu.main(["--device", "cpu"]) == 0
     out = capsys.readouterr().out
     titles = [each.title for each in gpu.cases(True)]
-    assert len(set(titles)) == len(titles) == 35
+    assert len(set(titles)) == len(titles) == 37
     assert [t for t in titles if f"**{t}, a dry run** (" not in out] == []
     assert "reached" not in out and "missed" not in out
     assert sorted(results.iterdir()) == before
