@@ -21,14 +21,7 @@ import functools
 import threading
 import warnings
 from collections import UserDict, defaultdict, deque
-from collections.abc import (
-    Callable,
-    Collection,
-    Iterable,
-    Iterator,
-    Mapping,
-    Sequence,
-)
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from types import MemberDescriptorType
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -107,8 +100,12 @@ def flatten_arguments(tree: Any, roots: int) -> Flat:
     flat = _flatten(tree, roots)
     if roots == 0 or not isinstance(flat.structure, optree.PyTreeSpec):
         return flat
-    held = {id(each) for each in _empty_containers(tree, roots)}
-    return _flatten(tree, 0, lambda value: id(value) in held) if held else flat
+    held = _hold_empty(tree) if roots == 1 else _hold_items(tree)
+    if held is None:
+        return flat
+    leaves, structure = flatten(held)
+    leaves = [each.value if type(each) is _Held else each for each in leaves]
+    return Flat(leaves, structure, set(map(type, leaves)))
 
 
 def copy_compact(
@@ -127,29 +124,23 @@ def copy_compact(
     return backend.copy_compact(tree, _leaf_types, roots, on_cpu)
 
 
-def _flatten(
-    tree: Any, roots: int, is_leaf: Callable[[Any], bool] | None = None
-) -> Flat:
-    """Flatten a tree. Only the backend's walk knows ``roots``, and optree's a leaf."""
+def _flatten(tree: Any, roots: int) -> Flat:
+    """Flatten a tree. Only the backend's walk holds empty containers."""
     while True:
-        flat = None if is_leaf else backend.flatten(tree, _leaf_types, roots)
+        flat = backend.flatten(tree, _leaf_types, roots)
         if flat is not None:
             return Flat(*flat)
         # The result is valid only if no thread registers a class during the walk.
         num_registered = len(_registered)
         try:
-            leaves, structure = _walk(tree, is_leaf)
+            leaves, structure = _walk(tree)
         except RecursionError:
             raise nesting_error("the batch") from None
         except Exception:  # of keys that cannot be sorted
             with optree.dict_insertion_ordered(True, namespace=_NAMESPACE):
-                leaves, structure = _walk(tree, is_leaf)
+                leaves, structure = _walk(tree)
         classes = {type(leaf): leaf for leaf in leaves}
-        unknown = [
-            each
-            for cls, each in classes.items()
-            if cls not in _leaf_types and not (is_leaf and is_leaf(each))
-        ]
+        unknown = [each for cls, each in classes.items() if cls not in _leaf_types]
         for leaf in unknown:
             _register_container(leaf)
         # Repeat after new classes: the backend may know all leaf types of the tree now.
@@ -157,10 +148,8 @@ def _flatten(
             return Flat(leaves, structure, classes)
 
 
-def _walk(
-    tree: Any, is_leaf: Callable[[Any], bool] | None
-) -> tuple[list[Any], optree.PyTreeSpec]:
-    return optree.tree_flatten(tree, is_leaf, none_is_leaf=True, namespace=_NAMESPACE)
+def _walk(tree: Any) -> tuple[list[Any], optree.PyTreeSpec]:
+    return optree.tree_flatten(tree, none_is_leaf=True, namespace=_NAMESPACE)
 
 
 def is_empty(value: Any) -> bool:
@@ -168,21 +157,44 @@ def is_empty(value: Any) -> bool:
     return isinstance(value, _CONTAINERS) and not value
 
 
-def _empty_containers(tree: Any, roots: int) -> Iterator[Any]:
-    """Yield the empty containers that `flatten_arguments` names."""
+class _Held:
+    """An empty container that is a leaf."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+
+def _hold_empty(tree: Any) -> Any:
+    """Return a flattened argument with its empty containers held, or None.
+
+    None means that none of those that `flatten_arguments` names is empty.
+    """
     cls = type(tree)
     if cls is not dict and cls is not list and cls is not tuple:
-        return
+        return None
     values = tree.values() if cls is dict else tree
-    if _leaf_types.issuperset(map(type, values)):
-        return
-    for value in values:
-        if roots == 2:
-            yield from _empty_containers(value, 1)
-        elif is_empty(value):
-            yield value
-        elif type(value) is dict and cls is not list:
-            yield from _empty_containers(value, 1)
+    kinds = set(map(type, values))
+    if kinds <= _leaf_types or (cls is list and kinds == {dict} and all(values)):
+        return None
+    held = [
+        _Held(value)
+        if is_empty(value)
+        else _hold_empty(value)
+        if type(value) is dict and cls is not list
+        else None
+        for value in values
+    ]
+    if not any(held):
+        return None
+    items = [v if h is None else h for v, h in zip(values, held, strict=True)]
+    return dict(zip(tree, items, strict=True)) if cls is dict else cls(items)
+
+
+def _hold_items(trees: tuple[Any, ...]) -> tuple[Any, ...] | None:
+    held = [_hold_empty(tree) for tree in trees]
+    if not any(each is not None for each in held):
+        return None
+    return tuple([v if h is None else h for v, h in zip(trees, held, strict=True)])
 
 
 def unflatten(structure: Structure, leaves: Iterable[Any]) -> Any:
