@@ -68,7 +68,12 @@ def cases(quick: bool) -> Iterator[Case]:
         yield case(
             f"threads: {name}",
             f"{_BATCH} samples in a batch, padded by pad_stack; 2 workers, an epoch",
-            partial(_contenders, dataset, "fork", True, per_batch(), quick),
+            partial(
+                _contenders,
+                *(dataset, "fork", True, per_batch(), quick),
+                weighs=not quick
+                or decode is torch_bytes,  # it takes a new process each
+            ),
             num_batches,
             goals,
         )
@@ -84,7 +89,12 @@ def cases(quick: bool) -> Iterator[Case]:
 
 
 def _contenders(
-    dataset: Coded, method: str, persistent: bool, run: Run, quick: bool
+    dataset: Coded,
+    method: str,
+    persistent: bool,
+    run: Run,
+    quick: bool,
+    weighs: bool = False,
 ) -> list[Contender]:
     """Return threads with both backends, processes of both loaders, and the peers."""
     missing = absent(_PACKAGES)
@@ -99,7 +109,7 @@ def _contenders(
         return partial(kind, dataset, _BATCH, collate_fn=pad_stack, **options)
 
     order = [range(i, i + _BATCH) for i in range(0, len(dataset), _BATCH)]
-    ways = Ways(run, more=_memory if persistent else lambda make: {})
+    ways = Ways(run, more=_memory if weighs else lambda make: {})
     processes = {"multiprocessing_context": method}
     return [
         *ways.ours(loader(DataLoader, worker_method="thread")),
