@@ -29,8 +29,12 @@ def cases(quick: bool) -> Iterator[Case]:
     photos = partial(data.photos, *size)
     note = f"{len(photos())} real photos, resized to {size[1]}x{size[0]}"
     if photos():
-        floats = lambda: _stacks([photo.float() for photo in photos()])  # noqa: E731
-        yield Case("photos float32", note, floats, main=True)
+        yield Case(
+            "photos float32",
+            note,
+            lambda: _stacks([photo.float() for photo in photos()]),
+            main=True,
+        )
         yield Case("photos uint8", note, lambda: _stacks(photos()), main=True)
     glyphs = data.glyphs(32 if quick else 1024)
     if glyphs:

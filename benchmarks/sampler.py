@@ -13,7 +13,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -172,12 +172,15 @@ def _stream_ways(frames: Any, budget: int) -> Iterator[Contender]:
         make = partial(
             SizeBatcher, order, lengths.__getitem__, max_padded=budget, window=window
         )
-        plan = lambda make=make: list(make())  # noqa: E731
-        yield _way(f"ours, window={window}", sizes, plan, "ours")
+        yield _way(f"ours, window={window}", sizes, partial(_planned, make), "ours")
     cuts = MonoCut and [MonoCut(str(i), 0.0, lengths[i] / _RATE, 0) for i in order]
     for size in (1200, 20000):
         lhotse = cuts and partial(_lhotse, cuts, budget, size)
         yield _way(f"lhotse, buffer_size={size}", sizes, lhotse)
+
+
+def _planned(make: Callable[[], Iterable[list[int]]]) -> Batches:
+    return list(make())
 
 
 def _lhotse(cuts: Sequence[Any], budget: int, buffer_size: int) -> Batches:

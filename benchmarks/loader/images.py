@@ -62,8 +62,12 @@ def _data(quick: bool) -> Iterator[tuple[str, str, Any, int, Any]]:
         yield "photos uint8", note, photos, 18, touch_pages
         copied = f"{note}; the consumer copies all"
         yield "photos uint8, read whole", copied, photos, 18, CopyWhole()
-        floats = lambda: [image.float() for image in photos()]  # noqa: E731
-        yield "photos float32", note, floats, 5, touch_pages
+        yield (
+            "photos float32",
+            note,
+            lambda: [image.float() for image in photos()],
+            *(5, touch_pages),
+        )
     yield "detection uint8", draw, partial(drawn, shapes, u8), 16, touch_pages
     yield "detection float32", draw, partial(drawn, shapes, f32), 4, touch_pages
     one = f"synthetic: all {size[1]}x{size[0]}"

@@ -35,7 +35,7 @@ from ._checks import ALIGNMENT as ALIGNMENT
 from .build_record import REBUILD, find, list_other_pythons, mismatch
 
 if TYPE_CHECKING:
-    from ._C import *  # noqa: F403
+    from ._C import *  # noqa: F403  # the stub has all operators
 
 _VALUES = ("auto", "native", "python")
 _OPERATORS = tuple(_python.__all__)
