@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import gc
 import math
+import os
 import random
 import statistics
 import time
@@ -118,9 +119,13 @@ def ours(call: Callable[[], Any], **options: Any) -> list[Contender]:
 
 
 def use_backend(functions: Mapping[str, Any] | None = None) -> None:
-    """Make pyparallel use these functions, or again the original ones."""
+    """Make pyparallel use these functions, or again the original ones.
+
+    Workers that are not forked import the backend that the environment names.
+    """
     for name, function in (functions or AS_LOADED).items():
         setattr(backend, name, function)
+    os.environ["PYPARALLEL_BACKEND"] = backend.name
 
 
 @dataclass(frozen=True)
