@@ -262,11 +262,14 @@ wheel: $(V)/.built ## an sdist and a wheel for this Python and torch in dist/, o
 		--outdir "$(DIST)" . >"$(V)/wheel.log" 2>&1 || { cat "$(V)/wheel.log"; false; }
 	$(V)/bin/python scripts/check_dist.py "$(DIST)"
 
-release-check: lint docs ## the checks before a release: notes of this version, sdist and wheel in an empty environment
+# The short checks come first. make bench needs an idle machine, and make gpu-check a GPU.
+release-check: $(V)/.built ## all checks before a release, but the benchmarks and a GPU's; about 3 hours
 	rm -rf build/release && mkdir -p build/release
-	NATIVE=1 scripts/check_sdist build/release
 	$(V)/bin/python scripts/release_notes.py \
 		"$$(sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)" >build/release/notes.md
+	NATIVE=1 scripts/check_sdist build/release
+	.ci/run
+	$(MAKE) test-ray test-matrix soak
 
 # Each wheel requires the torch of its build. FORCE_CUDA=1 builds for CUDA.
 wheels: ## a wheel for each Python and one torch, WHEELS_TORCH=2.13, in dist/
