@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import functools
-import itertools
 import math
 import operator
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -98,7 +97,7 @@ class Times:
         self._gil_wait = gil_wait
         self._core_waited = core_wait.seconds() if core_wait else 0.0
         self._read_at, self._cpu = -math.inf, 0.0
-        self._shares: Iterable[float] = ()
+        self._shares = 0.0, 0.0, 0.0
 
     def begin(self) -> None:
         """Begin a batch."""
@@ -115,28 +114,40 @@ class Times:
         if self._cpus:
             self._cpus.append(self._cpu_clock())
 
-    def end(self) -> tuple[tuple[float, ...], tuple[float, ...], float, float]:
-        """Return the seconds of all parts, their CPU seconds, and the two waits."""
-        ends, cpus, waited, gil_waited = self._ends, self._cpus, 0.0, 0.0
-        seconds = tuple(map(operator.sub, ends[1:], ends))
-        duration = ends[-1] - ends[0]
-        if cpus or duration > _CPU_SECONDS:
-            if cpus:
-                spent = map(operator.sub, cpus[1:], cpus)
-                self._shares = tuple(map(operator.truediv, spent, seconds))
-                self._cpu = cpus[-1]
-            else:
-                before, self._cpu = self._cpu, self._cpu_clock()
-                self._shares = itertools.repeat((self._cpu - before) / duration)
-            self._read_at = ends[-1]
-            if self._core_wait is not None:
-                before, self._core_waited = self._core_waited, self._core_wait.seconds()
-                waited = self._core_waited - before
-            if self._gil_wait is not None:
-                used = sum(map(operator.mul, self._shares, seconds))
-                gil_waited = self._gil_wait.end(duration - used - waited)
-        parts = tuple(map(operator.mul, self._shares, seconds))
-        return seconds, parts, waited, gil_waited
+    def end(self) -> tuple[tuple[float, ...], tuple[float, ...], tuple[float, float]]:
+        """Return the seconds of the three parts, their CPU seconds, and the two waits.
+
+        A part that was not measured takes no time.
+        """
+        ends, waits = self._ends, (0.0, 0.0)
+        if len(ends) == 3:
+            ends.append(ends[2])
+        start, fetched, collated, packed = ends
+        seconds = fetched - start, collated - fetched, packed - collated
+        if self._cpus or packed - start > _CPU_SECONDS:
+            waits = self._read_clocks(seconds)
+        fetch, collate, pack = self._shares
+        cpu_seconds = fetch * seconds[0], collate * seconds[1], pack * seconds[2]
+        return seconds, cpu_seconds, waits
+
+    def _read_clocks(self, seconds: Sequence[float]) -> tuple[float, float]:
+        """Measure the shares of CPU time, and return the two waits."""
+        cpus, duration, waited, gil_waited = self._cpus, sum(seconds), 0.0, 0.0
+        if cpus:
+            spent = map(operator.sub, cpus[1:], cpus)
+            shares = *map(operator.truediv, spent, seconds), 0.0
+            self._shares, self._cpu = shares[:3], cpus[-1]
+        else:
+            before, self._cpu = self._cpu, self._cpu_clock()
+            self._shares = ((self._cpu - before) / duration,) * 3
+        self._read_at = self._ends[-1]
+        if self._core_wait is not None:
+            before, self._core_waited = self._core_waited, self._core_wait.seconds()
+            waited = self._core_waited - before
+        if self._gil_wait is not None:
+            used = sum(map(operator.mul, self._shares, seconds))
+            gil_waited = self._gil_wait.end(duration - used - waited)
+        return waited, gil_waited
 
 
 class _Fetcher:
@@ -194,17 +205,35 @@ class DefaultCollate:
             for kind, function in data_collate.default_collate_fn_map.items()
             if function.__module__ in modules
         }
+        self._functions: Any = None  # of the last batch
+        self._are_for_others = False
 
     def collate(self, samples: list[Any]) -> Any:
         """Return torch's batch, or raise torch's error."""
         functions = data_collate.default_collate_fn_map
-        is_known = functions == self._known  # the user may add functions to it
-        if is_known and not (in_forward_ad() or is_recorded() or num_function_modes()):
+        if functions != self._functions:  # the user, or a library, has added one
+            self._functions = functions.copy()
+            self._are_for_others = self._check_for_others()
+        if self._are_for_others and not (
+            in_forward_ad() or is_recorded() or num_function_modes()
+        ):
             try:
                 return self._column(samples)
             except Exception:
                 pass
         return default_collate(samples)
+
+    def _check_for_others(self) -> bool:
+        """Return True if all functions of the user are for classes not handled here."""
+        functions, known = self._functions, self._known
+        if any(functions.get(kind) is not known[kind] for kind in known):
+            return False
+        handled = torch.empty(0), {}, (), 0, 0.0, "", b""
+        added = tuple(kind for kind in functions if kind not in known)
+        try:
+            return not any(isinstance(value, added) for value in handled)
+        except Exception:  # of a metaclass
+            return False
 
     def _column(self, column: Any) -> Any:
         cls = type(column[0])

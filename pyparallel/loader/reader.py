@@ -185,8 +185,8 @@ class Reader:
             kind, batch = LEFT_OUT, None
         return Answer(kind, batch, self._take_failures(), self._report(), figures)
 
-    def end_message(self, *counted: int) -> Figures:
-        """Return the figures of the last batch, whose message is complete.
+    def end_message(self, *counted: int) -> tuple[float, ...]:
+        """Return the `Figures` of the last batch, whose message is complete.
 
         Args:
             counted: its bytes, and whether it is in the ring or missed the ring.
@@ -194,14 +194,15 @@ class Reader:
         self._times.end_part()
         return self._figures(*counted)
 
-    def _figures(self, nbytes: int, is_hit: int = 0, is_miss: int = 0) -> Figures:
-        seconds, cpu, *waited = self._times.end()
-        fetch, collate, pack = (*seconds, 0.0)[:3]
-        fetch_cpu, collate_cpu, pack_cpu = (*cpu, 0.0)[:3]
+    def _figures(
+        self, nbytes: int, is_hit: int = 0, is_miss: int = 0
+    ) -> tuple[float, ...]:
+        seconds, cpu_seconds, waits = self._times.end()
+        fetch, collate, pack = seconds
+        fetch_cpu, collate_cpu, pack_cpu = cpu_seconds
         stacked, padding = self._padding.stacked_nbytes, self._padding.padding_nbytes
-        made = fetch, collate, fetch_cpu, collate_cpu
-        packed = pack, pack_cpu, *waited, nbytes, is_hit, is_miss
-        return Figures._make((*made, stacked, padding, *packed))
+        made = fetch, collate, fetch_cpu, collate_cpu, stacked, padding
+        return *made, pack, pack_cpu, *waits, nbytes, is_hit, is_miss
 
     def _take_start_error(self) -> BaseException:
         """Return the error of `start`, for each task.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 from collections import namedtuple
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 from unittest import mock
 
@@ -117,18 +117,59 @@ def function_of(kind: Any) -> Iterator[None]:
         yield
 
 
+class Marker(type):
+    """A metaclass of a class that registers what it checks, as tensordict does."""
+
+    def __instancecheck__(cls, value: Any) -> bool:
+        if cls.__name__ == "Broken":
+            raise RuntimeError("a check")
+        return type(value).__name__ == cls.__name__
+
+
 CONTEXTS: dict[str, Callable[[], Any]] = {
     "a function for tensors": lambda: function_of(torch.Tensor),
     "a function for tuples": lambda: function_of(tuple),
+    "a function for all sequences": lambda: function_of((set, Sequence)),
+    "a function for a class that checks": lambda: function_of(Marker("tuple", (), {})),
     "a mode": Counting,
 }
+OTHERS = {
+    "another class": Marked,
+    "several": (set, frozenset),
+    "a class that checks": Marker("Cloud", (), {}),
+}
+
+
+@pytest.mark.parametrize("when", ["before", "between two batches"])
+@pytest.mark.parametrize("kind", OTHERS)
+def test_functions_for_other_classes_leave_plain_samples_alone(
+    kind: str, when: str
+) -> None:
+    collate = fetchers.DefaultCollate(False).collate
+    samples, marked = SAMPLES["dicts"], [{"a": floats(4).as_subclass(Marked)}] * 2
+    wanted = outcome(default_collate, samples)
+    if when == "between two batches":
+        collate(samples)
+    with function_of(OTHERS[kind]):
+        with mock.patch.object(fetchers, "default_collate", side_effect=KeyError):
+            assert outcome(collate, samples) == wanted  # torch's function is not called
+        assert outcome(collate, marked) == outcome(default_collate, marked)
+    assert outcome(collate, marked) == outcome(default_collate, marked)
+
+
+def test_a_registered_class_whose_check_fails_is_left_to_torch() -> None:
+    collate = fetchers.DefaultCollate(False).collate
+    with function_of(Marker("Broken", (), {})):
+        for samples in SAMPLES.values():
+            assert outcome(collate, samples) == outcome(default_collate, samples)
 
 
 @pytest.mark.parametrize("when", ["before iter()", "after iter()"])
 @pytest.mark.parametrize("name", CONTEXTS)
 def test_functions_and_modes_of_the_user_make_batches(name: str, when: str) -> None:
     context = CONTEXTS[name]()
-    sample: Any = (floats(4),) if name == "a function for tuples" else floats(4)
+    is_tensor = name in ("a function for tensors", "a mode")
+    sample: Any = floats(4) if is_tensor else (floats(4),)
     loader = DataLoader([sample] * 4, 2)
     with contextlib.ExitStack() as stack:
         if when == "before iter()":
@@ -182,10 +223,11 @@ def test_few_readings_of_the_cpu_clock_measure_all_batches(
             times.end_part()
             work(collate, collate_cpu)
             times.end_part()
-            seconds, cpu_seconds, *_ = times.end()
+            seconds, cpu_seconds, _ = times.end()
             found.append((*seconds, *cpu_seconds))
             work(pause, pause)
     sums = [sum(column) for column in zip(*found, strict=True)]
     fetch, fetch_cpu, collate, collate_cpu = map(sum, zip(*batches, strict=True))
-    assert sums == pytest.approx([fetch, collate, fetch_cpu, collate_cpu], rel=0.1)
+    made = [fetch, collate, 0, fetch_cpu, collate_cpu, 0]
+    assert sums == pytest.approx(made, rel=0.1)
     assert next(readings) <= most_readings
