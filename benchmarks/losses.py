@@ -92,6 +92,15 @@ _GIL = (
     "with processes is in the same table."
 )
 
+_TORCHS_COLLATE = (
+    "pyparallel's Python path calls torch's default_collate. It also counts the batch, "
+    "and keeps the position for a resume."
+)
+_ONLY_A_THREAD = (
+    "A batch has 64 bytes, so there is no copy and no step beside which the thread "
+    "could work. Each batch is handed from one thread to another."
+)
+
 #: Neither mmcv nor mmengine: they have no special cases, so a loss to them is a defect.
 _NOT_MM = "[!m]*"
 
@@ -126,8 +135,11 @@ REASONS = (
     Reason("texts *", "*", "*", _STEP_ALONE),
     Reason("* to *", "*pad_stack*", "ours, Python", _NATIVE_PEER),
     Reason("many small to *", "pad_stack, to(dtype)", "ours, native", _SHORT_ROWS),
+    Reason("*, no workers", "torch's loader", "ours, Python", _TORCHS_COLLATE),
+    Reason("*, PreDataLoader", "the loader alone", "ours, *", _ONLY_A_THREAD),
     Reason("threads: first batch*", "*threads", "our processes", _START),
     Reason("threads: * pure Python", "torch's processes", "ours, *", _GIL),
+    Reason("threads: *", "torchdata's nodes*", "ours, Python", _MANY_CALLS),
     Reason("torch: blur", "a loop, *", "ours", _FRESH_PAGES),
 )
 

@@ -136,7 +136,9 @@ def threads(results: Record) -> list[str]:
             (ours, *_), processes = rows.values(), rows[PROCESSES]
             share = 1 / processes["over"][ours["name"]]["of_medians"]
             memory = [
-                report._megabytes(row["facts"]["memory"]) if "facts" in row else ""
+                report._megabytes(row["facts"]["memory"])
+                if "memory" in row.get("facts", {})
+                else ""
                 for row in (ours, processes)
             ]
             cells.append([name, f"{share:.2g}", *memory])
