@@ -17,7 +17,7 @@ from . import report
 from ._harness import Record
 from .environment import malloc_mode
 from .loader.fields import BY_TORCH
-from .loader.images import MMCV, TORCH
+from .loader.images import MMCV, ONE_PASS, TORCH
 from .loader.threads import PROCESSES
 from .report import installed, write_block
 from .training import predicted
@@ -43,7 +43,7 @@ LOADER_CASES = {
 EXAMPLE = "photographs of different sizes"
 _OTHER_LOADERS = ("SPDL", "DALI", "torchdata")
 CROSSING = "112 small fields, to cross"
-_PEERS = MMCV, TORCH
+_PEERS = MMCV, ONE_PASS, TORCH
 
 
 def times(case: Record, start: str) -> str:
@@ -116,14 +116,14 @@ def pure_python(results: Record) -> str:
 def loaded(results: Record) -> list[str]:
     """Return the table of loaders with one worker and with two."""
     cases = cases_of(results["runs"][0])
-    titles = ["", "mmcv 1.7.2 collate", "`default_collate`"]
+    titles = ["", "mmcv 1.7.2 collate", "one pass, torch's loader", "`default_collate`"]
     rows = []
     for title, label in LOADER_CASES.items():
         both = [cases[f"{title}, {number}"] for number in ("1 worker", "2 workers")]
         cells = [_both(times(case, name) for case in both) for name in _PEERS]
         rows.append([_label(label, both[0]), *cells])
     crossed = times(cases[CROSSING], "torch's loader")
-    rows.append(["112 small tensors, from worker to parent", "", crossed])
+    rows.append(["112 small tensors, from worker to parent", "", "", crossed])
     return report.grid(titles, rows)
 
 
