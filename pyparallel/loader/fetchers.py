@@ -228,7 +228,7 @@ class DefaultCollate:
         functions, known = self._functions, self._known
         if any(functions.get(kind) is not known[kind] for kind in known):
             return False
-        handled = torch.empty(0), {}, (), 0, 0.0, "", b""
+        handled: tuple[Any, ...] = torch.empty(0), {}, (), 0, 0.0, "", b""
         added = tuple(kind for kind in functions if kind not in known)
         try:
             return not any(isinstance(value, added) for value in handled)
