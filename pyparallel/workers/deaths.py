@@ -85,12 +85,14 @@ def inherited(stacks: Stacks) -> Iterator[None]:
             faulthandler.unregister(_SIGNAL)
 
 
-def read(stacks: Stacks, pid: int) -> str:
+def read(fd: int, pid: int) -> str:
     """Return the stacks of a worker that has entered. Empty without an answer."""
-    fd = stacks.fileno()
     os.ftruncate(fd, 0)
     os.lseek(fd, 0, os.SEEK_SET)  # the workers share this position
-    os.kill(pid, _SIGNAL)
+    try:
+        os.kill(pid, _SIGNAL)
+    except ProcessLookupError:  # it has ended just now
+        return ""
     end, size = time.monotonic() + _TIMEOUT, 0
     while time.monotonic() < end:
         time.sleep(_POLL_SECONDS)

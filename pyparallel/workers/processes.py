@@ -43,6 +43,9 @@ from .interface import (
 #: A process that holds a copy of a worker's socket hides its end. So the parent also
 #: asks the system after each wait of this number of seconds.
 _CHECK_SECONDS = 0.5
+#: The time in which only the worker that is asked ends a wait. The answers of others
+#: would wake the caller for nothing. After that, they may have filled their sockets.
+_ALONE_SECONDS = 1e-3
 #: The longest time from the end of the file of a process to its exit code.
 _EXIT_SECONDS = 2.0
 #: The time of workers to finish their task, and to end after each of two signals. On a
@@ -62,6 +65,8 @@ class _Worker:
     ) -> None:
         self.number, self.process = number, made
         self.channel, self.end = ours, theirs
+        self.poll = select.poll()  # for messages of this worker alone
+        self.poll.register(ours.fd, select.POLLIN)
         self.answers: deque[Any] = deque()
         self.num_pending = 0  # tasks without an answer that was delivered
         self.has_begun = self.is_last = self.has_ended = False
@@ -183,12 +188,17 @@ class ProcessWorkers(Workers):
         self._waits = False
         try:
             with self._lock:
+                alone = None
+                if worker is not None and not asked[0].channel.has_unsent:
+                    alone = asked[0].poll
                 while (found := self._take(asked)) is None:
                     self._raise_failure()
-                    left = min(_CHECK_SECONDS, end - time.monotonic())
+                    most = _ALONE_SECONDS if alone else _CHECK_SECONDS
+                    left = min(most, end - time.monotonic())
                     if left <= 0:
                         raise Late
-                    self._wait(left)
+                    self._wait(left, alone)
+                    alone = None
                 return found
         except OSError:
             if not self._waits:  # otherwise a signal handler raised it
@@ -222,12 +232,12 @@ class ProcessWorkers(Workers):
                     made = worker.process
                     raise WorkerDied(worker.number, made.pid, made.exitcode)
 
-    def _wait(self, seconds: float) -> None:
-        """Wait until a worker answers or ends. Read and write all that is possible."""
+    def _wait(self, seconds: float, alone: Any = None) -> None:
+        """Wait until a worker answers or ends. Read and write without waiting."""
         found, self.is_whole = self.is_whole, True
         self.on_wait()
         self._waits = True
-        events = self._poll.poll(seconds * 1000)
+        events = (alone or self._poll).poll(seconds * 1000)
         self._waits, self.is_whole = False, found
         for descriptor, event in events:
             worker = self._by_descriptor.get(descriptor)
@@ -240,10 +250,13 @@ class ProcessWorkers(Workers):
                 with contextlib.suppress(OSError):  # dead: a read says so
                     worker.channel.flush()
                 self._watch(worker)
-            self._read(worker)
-            if descriptor != worker.channel.fd:
+            if descriptor == worker.channel.fd:
+                # One message: a call that finds no other would cost as much.
+                self._read(worker, len(worker.answers) + 1)
+            else:
+                self._read(worker)
                 self._set_ended(worker)
-        if not events:
+        if not (events or alone):
             for worker in self._workers:
                 if worker.process.exitcode is not None:
                     self._read(worker)
@@ -293,7 +306,7 @@ class ProcessWorkers(Workers):
 
     def _forget(self, worker: _Worker) -> None:
         """Wait for this worker no more, and close its channel."""
-        worker.has_ended = True
+        worker.has_ended, worker.poll = True, None
         for descriptor, each in list(self._by_descriptor.items()):
             if each is worker:
                 del self._by_descriptor[descriptor]
@@ -314,9 +327,14 @@ class ProcessWorkers(Workers):
     def stack(self, worker: int) -> str:
         """See `Workers.stack`."""
         found = self.processes[worker]
-        if self._is_closing or found.pid is None or found.exitcode is not None:
-            return ""
-        return deaths.read(self._stacks, found.pid)
+        with self._wake_lock:  # `close` closes the file: another may get its number
+            if self._is_closing or found.pid is None or found.exitcode is not None:
+                return ""
+            stacks = os.dup(self._stacks.fileno())
+        try:
+            return deaths.read(stacks, found.pid)
+        finally:
+            os.close(stacks)
 
     def has_lost(self) -> bool:
         """See `Workers.has_lost`."""

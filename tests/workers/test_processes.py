@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import torch
 
+from pyparallel.workers import descriptors
 from pyparallel.workers.interface import (
     InlineWorkers,
     Late,
@@ -28,6 +29,7 @@ from tests.support.loader.worker_programs import (
     Program,
     Unloadable,
     is_running,
+    memory,
     pool,
     text_of,
     until,
@@ -316,6 +318,29 @@ def test_a_stack_shows_where_a_worker_is(monkeypatch: pytest.MonkeyPatch) -> Non
         workers.processes[0].join()
         assert workers.stack(0) == ""
     assert workers.stack(1) == ""
+
+
+def test_the_stack_of_a_worker_goes_to_no_file_that_takes_its_descriptor(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Another thread closes the workers meanwhile, and a file gets the number."""
+    truncate, opened = os.ftruncate, []
+
+    def close_first(fd: int, nbytes: int) -> None:
+        monkeypatch.undo()
+        thread = threading.Thread(target=workers.close)
+        thread.start()
+        thread.join(20)
+        while number not in opened:
+            opened.append(memory("kept"))
+        truncate(fd, nbytes)
+
+    with pool() as workers:
+        number = workers._stacks.fileno()
+        monkeypatch.setattr(os, "ftruncate", close_first)
+        assert workers.stack(0) == ""
+        assert os.pread(number, 4, 0) == b"kept"
+        descriptors.close(opened)
 
 
 def test_a_stack_shows_a_worker_that_hangs_at_its_start() -> None:
