@@ -7,7 +7,14 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ..batch.container import TensorSkeleton, check_data, map_tensors, name_of
+from ..batch import pytree
+from ..batch.container import (
+    TensorSkeleton,
+    are_only_tensors,
+    check_data,
+    map_tensors,
+    name_of,
+)
 from ..core.tracing import span
 from ..transfer.device import TorchDevice, keep_parts, torch_device
 from ..transfer.static import StaticBatches, StaticTarget
@@ -112,7 +119,7 @@ class DeviceStage:
 
     def _on_host(self, batch: Any) -> tuple[Callable[[], Any], int]:
         device, nbytes, is_moved = self.device, 0, False
-        if device is not None:
+        if device is not None and not (device.type == "cpu" and _is_here(batch)):
 
             def to(tensor: torch.Tensor) -> torch.Tensor:
                 nonlocal nbytes, is_moved
@@ -160,6 +167,12 @@ class DeviceStage:
             return result
 
         return get_batch
+
+
+def _is_here(batch: Any) -> bool:
+    """Return True if all tensors are plain ones of the host, and are found quickly."""
+    found = pytree.copy_compact(batch, 0, on_cpu=True)
+    return found is not None and are_only_tensors(found[1])
 
 
 def _nbytes(tensor: torch.Tensor) -> int:
