@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import torch
@@ -38,19 +37,22 @@ class _Local(threading.local):
 _local = _Local()
 
 
-@contextlib.contextmanager
-def allocate_from(slab: Slab | None, *, packs: bool = True) -> Iterator[None]:
-    """Let `empty` allocate from a slab in this thread, within the block.
+class allocate_from:
+    """Let `empty` allocate from a slab in this thread, within a ``with`` block.
 
     Args:
         slab: the slab. None: allocate ordinary memory.
         packs: all results are packed into one shared memory after the block. If not,
             and without a slab, each result needs shared memory of its own.
     """
-    _local.slab, _local.is_packed_later = slab, packs or slab is not None
-    try:
-        yield
-    finally:
+
+    def __init__(self, slab: Slab | None, *, packs: bool = True) -> None:
+        self._state = slab, packs or slab is not None
+
+    def __enter__(self) -> None:
+        _local.slab, _local.is_packed_later = self._state
+
+    def __exit__(self, *error: object) -> None:
         _local.slab, _local.is_packed_later = None, False
 
 

@@ -9,7 +9,7 @@ from ..shm.serialization import RingMiss
 from . import preflight as preflight_module
 from .arguments import Loader
 from .reader import Answer
-from .stats import STACKED_AND_PADDING, Meter, warn_about_padding
+from .stats import PADDING, STACKED, Meter, warn_about_padding
 
 #: Slabs in addition to one for each requested batch: a training loop and a
 #: `PreDataLoader` hold this number of batches at a time.
@@ -100,8 +100,10 @@ class BatchReceiver:
             start: the reading of the meter's clock at the start of the wait.
             answer: the answer with the batch.
         """
-        self.meter.count_wait(start, 1, answer.figures)
-        warn_about_padding(self.meter, *answer.figures[STACKED_AND_PADDING])
+        figures = answer.figures
+        self.meter.count_wait(start, 1, figures)
+        if figures[PADDING]:
+            warn_about_padding(self.meter, figures[STACKED], figures[PADDING])
         if (miss := answer.miss) is None:
             return
         self.meter.misses[miss.reason] += 1

@@ -36,7 +36,7 @@ from .sample_random import DrawWatch
 from .tracebacks import Indices, format_indices, last_position, locate_in_batch
 
 #: A reading of the CPU clock is not repeated within this time.
-_CPU_SECONDS = 200e-6
+_CPU_SECONDS = 1e-3
 
 
 class Source(NamedTuple):

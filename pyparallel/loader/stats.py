@@ -104,7 +104,7 @@ class LoaderStats:
         ring_misses: the number of batches that were allocated outside the ring.
         fetch_cpu_seconds: the CPU time in ``fetch_seconds``, of all threads. The rest
             is waiting for a disk, a network, another process or a core. A batch that
-            begins within 0.2 ms of a reading of the clock has the share of the last
+            begins within 1 ms of a reading of the clock has the share of the last
             one.
         collate_cpu_seconds: the CPU time in ``collate_seconds``, measured in this way.
         pack_cpu_seconds: the CPU time in ``pack_seconds``, measured in this way.
@@ -373,7 +373,7 @@ class Figures(NamedTuple):
 
 
 #: The positions of `stacked_nbytes` and `padding_nbytes`.
-STACKED_AND_PADDING = slice(4, 6)
+STACKED, PADDING = 4, 5
 #: Counters that only the loader that makes the batches has.
 _INNER_COUNTERS = (*Figures._fields, "sample_errors")
 #: The most figures that are kept before they are added up. Adding up those of each
@@ -415,12 +415,11 @@ class Meter:
             TypeError: `LoaderStats` has no such counter. Nothing is added.
         """
         counts = self._counts
-        for name in counters:
-            if name not in counts:
-                raise BatchTypeError(
-                    "Meter.add: the names must be counters of LoaderStats, but one is "
-                    f"{name!r}."
-                )
+        if not counters.keys() <= counts.keys():
+            raise BatchTypeError(
+                "Meter.add: the names must be counters of LoaderStats, but one is "
+                f"{next(name for name in counters if name not in counts)!r}."
+            )
         with self._lock:
             for name, number in counters.items():
                 counts[name] += number
