@@ -90,7 +90,41 @@ for i, batch in enumerate(loader):
     kept = [*kept[-4:], batch]
 print("done")
 """
+STATEFUL = """
+class Stream(torch.utils.data.IterableDataset):
+    at = 0
+
+    def __iter__(self):
+        while self.at < 8:
+            self.at += 1
+            yield torch.full((1 << 20,), self.at)
+
+    def state_dict(self):
+        return {"at": self.at}
+
+    def load_state_dict(self, state):
+        self.at = state["at"]
+
+loader = DataLoader(Stream(), num_workers=2)
+batches = iter(loader)
+states = [loader.state_dict() for batch in batches]
+loader.load_state_dict(states[7])
+assert len(list(loader)) == 8
+print("done")
+"""
+LIMITED = """
+import warnings
+resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    assert len(list(DataLoader(Numbers(8), num_workers=2))) == 8
+    try:
+        list(DataLoader(Numbers(8, (1 << 20,)), num_workers=2))
+    except RuntimeError as error:
+        print(caught[0].message, error)
+"""
 SMALL_SHM = "mount -t tmpfs -o size=64M tmpfs /dev/shm || exit 99"
+FULL_SHM = f"{SMALL_SHM}; cat /dev/zero >/dev/shm/full 2>/dev/null"
 
 
 @pytest.fixture(scope="module")
@@ -111,3 +145,18 @@ def test_a_small_dev_shm_is_enough() -> None:
     ours, theirs = interpreters.run(START, scripts, "-W", "error", within=small)
     assert (ours.code, ours.out) == (0, "done\n"), ours.err
     assert (theirs.code, theirs.out) == (1, "") and "shared memory" in theirs.err
+
+
+@pytest.mark.usefixtures("may_mount")
+def test_a_full_dev_shm_is_enough() -> None:
+    full = ["unshare", "-m", "bash", "-c", f'{FULL_SHM}; exec "$@"', "bash"]
+    for ended in interpreters.run(START, [BIG, STATEFUL], "-W", "error", within=full):
+        assert (ended.code, ended.out) == (0, "done\n"), ended.err
+
+
+def test_a_limit_of_the_size_of_files_is_an_error_and_not_a_signal() -> None:
+    (ended,) = interpreters.run(START, [LIMITED], "-W", "error")
+    assert ended.code == 0, ended.err
+    assert "[PP207] DataLoader: the ring could not be allocated" in ended.out
+    assert "a batch must get 4194304 bytes of shared memory, but " in ended.out
+    assert ended.out.count("the size of a file is limited to 1048576 bytes") == 2
