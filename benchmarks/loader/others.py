@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import gc
+import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from importlib.util import find_spec
 from typing import Any
 
 _WORKERS = 2
+#: The most seconds for the end of a thread of a peer.
+_END_SECONDS = 10.0
 Order = Sequence[Sequence[int]]
 
 
@@ -50,12 +54,25 @@ class Peer:
 
 
 def by_nodes(order: Order, read: Callable[[Sequence[int]], Any]) -> Iterator[Any]:
-    """Return an epoch of torchdata's nodes."""
+    """Yield an epoch of torchdata's nodes.
+
+    Their threads are daemons, which abort the process if it ends while they are in an
+    operator of torch or OpenCV. So an epoch that is left waits for them.
+    """
     from torchdata import nodes
 
+    others = {*threading.enumerate()}
     batches = nodes.SamplerWrapper(order)
     mapped = nodes.ParallelMapper(batches, read, num_workers=_WORKERS, method="thread")
-    return iter(nodes.Loader(nodes.Prefetcher(mapped, _WORKERS)))
+    loader: Any = nodes.Loader(nodes.Prefetcher(mapped, _WORKERS))
+    try:
+        yield from loader
+    except GeneratorExit:
+        del batches, mapped, loader
+        gc.collect()  # they are a cycle
+        for thread in {*threading.enumerate()} - others:
+            thread.join(_END_SECONDS)
+        raise
 
 
 def by_spdl(order: Order, read: Callable[[Sequence[int]], Any]) -> Iterator[Any]:
