@@ -1,4 +1,4 @@
-"""The interpreter ends while a daemon thread runs our native code."""
+"""The interpreter ends beside threads in native code: daemons, workers of loaders."""
 
 from __future__ import annotations
 
@@ -62,3 +62,75 @@ def test_a_thread_in_native_code_does_not_abort_the_process() -> None:
     for (end, _), (code, _, error) in zip(cases, ended, strict=True):
         assert code == ENDS[end], error
         assert "terminate" not in error
+
+
+#: The places in which worker threads are at the exit, and the calls that they repeat.
+PLACES = {
+    "an operator of torch": ("__getitem__", "torch.rand(30_000).sort()"),
+    "a library": ("__getitem__", "zlib.compress(text)"),
+    "our operator": ("collate_fn", "pyparallel.pad_stack(images)"),
+    "Python": ("collate_fn", "sum(range(30_000))"),
+    "a wait for a task": ("", "None"),
+}
+FORK = """if pid := os.fork():
+    sys.exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+"""
+#: More ends of a process whose loader has threads.
+LOADER_ENDS = {
+    **ENDS,
+    "os._exit(4)": 4,
+    "del batches": 0,
+    "batches.itself = batches": 0,
+    FORK: 0,
+    "if os.fork() == 0: raise ValueError('on purpose')\nsys.exit(os.wait()[1] >> 8)": 1,
+}
+LOADER_IMPORTS = """
+import os, signal, sys, threading, time, warnings, zlib
+import torch
+import pyparallel
+warnings.simplefilter("ignore")  # forks beside threads
+"""
+LOADER = """
+torch.set_num_threads(1)
+class Last:
+    def __del__(self, sleep=time.sleep):
+        sleep(0.5)  # a thread that returns to Python now aborts the process
+last = Last()
+begun, text = threading.Semaphore(0), bytes(200_000)
+images = [torch.ones(3, 300 + i, 400, dtype=torch.uint8) for i in range(4)]
+def run(here, result):
+    while here == place:
+        repeated()
+        begun.release()
+    return result
+class Samples:
+    def __len__(self):
+        return 100
+    def __getitem__(self, index):
+        return run("__getitem__", torch.full((100, 100), index))
+def collate(samples):
+    return run("collate_fn", torch.stack(samples))
+options = {"num_workers": 2, "worker_method": "thread", "collate_fn": collate}
+loader = pyparallel.DataLoader(Samples(), 2, **options)
+batches = iter(loader)
+if place:
+    for _ in range(6):
+        begun.acquire()
+else:
+    kept = next(batches)
+    time.sleep(0.1)
+"""
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_worker_threads_do_not_abort_the_process(place: str) -> None:
+    where, call = PLACES[place]
+    work = f"place, repeated = {where!r}, lambda: {call}\n{LOADER}"
+    ends = {**LOADER_ENDS}
+    if place != "an operator of torch":  # these seconds are spent on sleeping
+        ends = {end: ends[end] for end in ("pass", FORK)}
+    ended = interpreters.run(LOADER_IMPORTS, [work + end for end in ends])
+    for (end, code), (found, _, error) in zip(ends.items(), ended, strict=True):
+        assert found == code, (end, error)
+        assert "terminate" not in error and "Fatal" not in error
+        assert code or not error, (end, error)
