@@ -4,7 +4,8 @@ A thread (``_thread``) iterates over the loader. It copies each batch to the dev
 copy stream (``_to_device``) and puts it into a queue. ``iterator`` takes batches from
 the queue for the training loop, whose current stream waits for the copy. The iterator
 ends the thread when the epoch ends, when it is closed, or when it is collected.
-``_torch_workers`` ends waits of torch's own iterators.
+``_torch_workers`` ends waits of torch's own iterators. ``_accelerate`` tells accelerate
+about the batch of the loop, if it has prepared the loader.
 """
 
 __all__ = ["iterator", "pre_data_loader"]

@@ -29,6 +29,7 @@ from ..loader.epoch import Epoch
 from ..loader.state_dict import Reading
 from ..loader.stats import Meter
 from ..loader.tracebacks import clear_frames
+from ._accelerate import Prepared
 from ._to_device import DeviceStage, LoaderState, QueueItem
 from ._torch_workers import TorchWorkers, early_end
 
@@ -83,6 +84,7 @@ class PrefetchThread:
         self.start_state: LoaderState | None = None
         self.begun: threading.Event = threading.Event()
         self.reading: Reading = Reading(None, None, None)
+        self.prepared: Prepared = Prepared()
         self.state: thread_state.ThreadState = thread_state.capture()
         self._activity = ("starting", time.monotonic())
         self.thread: threading.Thread = threading.Thread(
@@ -233,6 +235,7 @@ def stop(prefetch_thread: PrefetchThread, seconds: float = STOP_SECONDS) -> None
         prefetch_thread.items.clear()
         prefetch_thread.changed.notify_all()
     del dropped  # free memory without holding the lock
+    prefetch_thread.prepared.end()
     source = prefetch_thread.source
     if isinstance(source, Epoch):
         source.wake()
@@ -296,6 +299,7 @@ def _run(prefetch_thread: PrefetchThread) -> None:
         finally:
             prefetch_thread.source = None
             prefetch_thread.reading.release()
+            prefetch_thread.prepared.release()
             prefetch_thread.workers = TorchWorkers(None)
             prefetch_thread.begun.set()
             _running.discard(prefetch_thread)
@@ -335,6 +339,7 @@ def _produce(prefetch_thread: PrefetchThread) -> None:
     if (death := kept.find_death()) is not None:  # torch would wait for it
         raise death
     made = call_loader(loader)
+    prefetch_thread.prepared = prepared = Prepared(made)
     source = iter(made)
     prefetch_thread.set_source(source)
     prefetch_thread.reading = reading = Reading(loader, made, source)
@@ -353,16 +358,17 @@ def _produce(prefetch_thread: PrefetchThread) -> None:
             prefetch_thread.put(QueueItem(state=reading.state()))
             return
         fetched = time.perf_counter()
-        state, position = reading.state(), reading.mark()
+        state, position, facts = reading.state(), reading.mark(), prepared.read()
         prefetch_thread.set_activity("the copy or the transform")
         if copied > SHORT_SECONDS or options.device_stage.transform is not None:
             prefetch_thread.tell()
         get_batch, nbytes = options.device_stage.start(batch)
         copied = time.perf_counter() - fetched
         meter.add(load_seconds=fetched - start, copy_seconds=copied, nbytes=nbytes)
-        prefetch_thread.put(QueueItem(get_batch, None, state, position), tells=tells)
+        item = QueueItem(get_batch, None, state, position, facts)
+        prefetch_thread.put(item, tells=tells)
         num_batches += 1
-        del batch, get_batch, state  # only the consumer keeps the batch alive
+        del batch, get_batch, state, item  # only the consumer keeps the batch alive
 
 
 _running: weakref.WeakSet[PrefetchThread] = weakref.WeakSet()

@@ -33,12 +33,14 @@ class QueueItem(NamedTuple):
         error: the error to raise.
         state: the state of the loader after the batch.
         position: the number of batches of the epoch, with this one.
+        facts: those of the batch for accelerate, see `Prepared`.
     """
 
     get_batch: Callable[[], Any] | None = None
     error: BaseException | None = None
     state: LoaderState | None = None
     position: int = 0
+    facts: tuple[bool, int] | None = None
 
 
 class DeviceStage:

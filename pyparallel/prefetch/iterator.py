@@ -79,6 +79,7 @@ class PrefetchIterator:
             meter.count_wait(start, batches)
         if get_batch is not None:
             self._thread.reading.receive(taken[0].position)
+            self._thread.prepared.show(taken[0].facts)
             if (owner := self._owner()) is not None:
                 owner._on_batch(taken[0].state)
             return batch

@@ -354,7 +354,7 @@ class PreDataLoader:
             raise AttributeError(
                 f"PreDataLoader.{name}: the loader must have a method {name}(), but "
                 f"{type_name(self.loader)} has none. Use pyparallel.DataLoader, or "
-                "torchdata's StatefulDataLoader."
+                "torchdata's StatefulDataLoader, without another library's wrapper."
             )
         return method
 
@@ -388,7 +388,7 @@ def _check_loader(loader: Any) -> None:
 
 
 def _check_ranks(loader: Any) -> None:
-    """Raise ``BatchValueError`` if each rank would read all samples of a loader.
+    """Raise ``BatchValueError`` if ranks would not divide the samples of a loader.
 
     Lightning and accelerate give a distributed sampler to objects of torch's class.
     They pass other objects on as they are.
@@ -396,7 +396,17 @@ def _check_ranks(loader: Any) -> None:
     if not (dist.is_available() and dist.is_initialized()):
         return
     num_ranks, cls = dist.get_world_size(), type(loader)
-    if num_ranks == 1 or not issubclass(cls, TorchLoader):
+    if num_ranks == 1:
+        return
+    if any(base.__name__ == "DataLoaderDispatcher" for base in cls.__mro__):
+        raise BatchValueError(
+            f"PreDataLoader: with {num_ranks} ranks, each rank must read its own "
+            "batches, but the loader is a DataLoaderDispatcher of accelerate, which "
+            "sends them between ranks. In a thread it would do so in the middle of the "
+            "step. Iterate over the loader itself, or prepare it with "
+            "DataLoaderConfiguration(dispatch_batches=False)."
+        )
+    if not issubclass(cls, TorchLoader):
         return
     sampler = loader.sampler
     if loader.batch_sampler is not None:

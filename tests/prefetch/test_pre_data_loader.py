@@ -549,7 +549,8 @@ def test_a_loader_without_state_is_named(name: str) -> None:
         getattr(PreDataLoader([1]), name)(*arguments)
     assert str(caught.value) == (
         f"PreDataLoader.{name}: the loader must have a method {name}(), but list has "
-        "none. Use pyparallel.DataLoader, or torchdata's StatefulDataLoader."
+        "none. Use pyparallel.DataLoader, or torchdata's StatefulDataLoader, without "
+        "another library's wrapper."
     )
 
 

@@ -15,6 +15,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -314,3 +315,51 @@ def test_a_thread_that_cannot_start_is_an_error_and_no_pass(
     assert set(_thread._running) == running
     monkeypatch.undo()
     assert firsts(pre) == [0, 2, 4, 6, 8, 10]
+
+
+class GradientState:
+    """The part of accelerate's class that a prepared loader calls."""
+
+    def __init__(self) -> None:
+        self.active: list[Any] = []
+
+    def _add_dataloader(self, loader: Any) -> None:
+        self.active.append(loader)
+
+    def _remove_dataloader(self, loader: Any) -> None:
+        self.active = [each for each in self.active if each is not loader]
+
+
+class Prepared:
+    """A loader as accelerate prepares it."""
+
+    def __init__(self, state: GradientState) -> None:
+        self.gradient_state, self.end_of_dataloader, self.remainder = state, False, -1
+
+    def __iter__(self) -> Iterator[int]:
+        self.gradient_state._add_dataloader(self)
+        self.remainder = 2
+        for number in range(4):
+            self.end_of_dataloader = number == 3
+            yield number
+        self.gradient_state._remove_dataloader(self)
+
+
+def test_accelerate_finds_the_end_of_an_epoch_at_the_batch_of_the_loop() -> None:
+    state = GradientState()
+    loader = Prepared(state)
+    ahead = PreDataLoader(loader, queue_size=4)
+    for _ in range(2):
+        for number in ahead:
+            until(lambda: all(not thread.is_alive() for thread in prefetch_threads()))
+            (active,) = state.active
+            assert active.end_of_dataloader is (number == 3) and active.remainder == 2
+        assert state.active == [] and loader.gradient_state is state
+    for _ in ahead:
+        break
+    until(lambda: state.active == [])
+    with ahead:
+        next(ahead)
+        assert len(state.active) == 1
+    assert state.active == []
+    until(lambda: loader.gradient_state is state)

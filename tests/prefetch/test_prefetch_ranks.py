@@ -121,3 +121,22 @@ def test_attributes_of_the_loader_are_set_there() -> None:
     assert (vars(ahead)["timeout"], ahead.note) == (5, "mine")
     with pytest.raises(ValueError, match="dataset attribute should not be set"):
         ahead.dataset = []
+
+
+class DataLoaderDispatcher:
+    """A loader with the name of accelerate's class that sends batches."""
+
+    def __iter__(self) -> Iterator[int]:
+        raise AssertionError("a thread would send batches")
+
+
+def test_a_loader_that_sends_batches_between_ranks_is_refused() -> None:
+    with pytest.raises(ValueError) as caught:
+        iter(PreDataLoader(DataLoaderDispatcher()))
+    assert str(caught.value) == (
+        "PreDataLoader: with 2 ranks, each rank must read its own batches, but the "
+        "loader is a DataLoaderDispatcher of accelerate, which sends them between "
+        "ranks. In a thread it would do so in the middle of the step. Iterate over the "
+        "loader itself, or prepare it with "
+        "DataLoaderConfiguration(dispatch_batches=False)."
+    )
