@@ -9,6 +9,8 @@ from typing import Any
 import psutil
 import pytest
 
+from tests.support.repository.docs_blocks import blocks
+
 jupyter_client = pytest.importorskip("jupyter_client")
 
 pytestmark = [pytest.mark.peers, pytest.mark.timeout(300)]
@@ -135,3 +137,16 @@ def test_a_restart_ends_the_workers(kernel: Kernel) -> None:
     kernel.client.wait_for_ready(timeout=120)
     kernel.run(IMPORTS.format(read=0))
     assert kernel.run(cell)[1] == ""
+
+
+#: The program of the page, as a cell.
+(PAGE,) = (it.text for it in blocks("docs/frameworks.md") if "from tqdm" in it.text)
+
+
+def test_the_cell_of_the_page_is_interrupted_and_runs_again(kernel: Kernel) -> None:
+    kernel.run("import multiprocessing, threading, time")
+    assert kernel.run(PAGE, "loss=", "20%|")[1] == "KeyboardInterrupt"
+    assert kernel.run(LEFT) == ("left: 0 []\n", "")
+    printed, error = kernel.run(PAGE)
+    assert error == "" and "500/500" in printed and "loss=" in printed, printed
+    assert kernel.run(LEFT) == ("left: 0 []\n", "")

@@ -16,7 +16,8 @@ pytestmark = [pytest.mark.peers, pytest.mark.timeout(900)]
 for _name in ("datasets", "litdata", "webdataset"):
     pytest.importorskip(_name)
 
-TRAIN, *SAMPLES = (it.text for it in blocks("docs/sources.md") if it.language)
+_PROGRAMS = [it for it in blocks("docs/sources.md") if it.language == "python"]
+TRAIN, *SAMPLES = (it.text for it in _PROGRAMS)
 SOURCES = ("map-style", "streams", "webdataset", "litdata")
 #: Runs train.py, but the last rank kills itself once in the middle of step 17.
 KILLED = """

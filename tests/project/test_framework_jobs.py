@@ -72,14 +72,37 @@ if __name__ == "__main__":
     if accelerator.is_main_process:
         print(json.dumps([scores, sorted(found.items())]))
 """
-PAGE = next(
-    it.text for it in blocks("docs/frameworks.md") if "class SetEpoch" in it.text
-)
+
+
+def program_of(text: str) -> str:
+    """Return the program of docs/frameworks.md that has a text."""
+    return next(it.text for it in blocks("docs/frameworks.md") if text in it.text)
+
+
+#: A program of the page that also writes its weights.
+OF_PAGE = """
+import runpy, sys, torch
+names = runpy.run_path("page.py", run_name="__main__")
+if names["trainer"].is_global_zero:
+    torch.save(names["detector"].state_dict(), sys.argv[1])
+"""
+PAGES = {
+    "Lightning": program_of("class Detector(lightning"),
+    "transformers": program_of("class SetEpoch"),
+}
 LIGHTNING = (SUPPORT / "ranks" / "lightning_job.py").read_text(encoding="utf-8")
 #: The program, the processes, the step that is killed, and the last checkpoint then and
 #: the next one.
 JOBS = {
-    "Lightning": (LIGHTNING, 2, 11, "run/*step=8.ckpt", "run/*step=12.ckpt"),
+    "Lightning, augmented": (
+        LIGHTNING,
+        2,
+        11,
+        "run/*step=8.ckpt",
+        "run/*step=12.ckpt",
+    ),
+    "Lightning, 1": (OF_PAGE, 1, 11, "run/*step=9.ckpt", "run/*step=12.ckpt"),
+    "Lightning, 2": (OF_PAGE, 2, 11, "run/*step=9.ckpt", "run/*step=12.ckpt"),
     "transformers, 1": (TRANSFORMERS, 1, 14, "trainer/checkpoint-11", "trainer/*-16"),
     "transformers, 2": (TRANSFORMERS, 2, 14, "trainer/checkpoint-11", "trainer/*-16"),
 }
@@ -100,7 +123,8 @@ def test_a_killed_job_ends_with_the_weights_of_another(
     job: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     program, processes, step, last, later = JOBS[job]
-    for name, text in {"page": PAGE, "job": program, "killed": KILLED}.items():
+    page = PAGES[job.partition(",")[0]]
+    for name, text in {"page": page, "job": program, "killed": KILLED}.items():
         (tmp_path / f"{name}.py").write_text(text, encoding="utf-8")
 
     def start(name: str, folder: str, *arguments: str) -> Any:
