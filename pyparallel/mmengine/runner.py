@@ -14,6 +14,7 @@ from torch.utils.data import IterableDataset
 
 from ..core.torch_private import TorchLoader
 from ..loader.data_loader import DataLoader
+from ..prefetch.pre_data_loader import PreDataLoader
 from ._upstream import available, provides
 
 if TYPE_CHECKING or not available:
@@ -65,10 +66,13 @@ class Runner(_Runner):
         """Build a loader with the dataset, samplers and functions of mmengine.
 
         Args:
-            dataloader: a config as of mmengine's Runner. A loader is returned as it is.
+            dataloader: a config as of mmengine's Runner. A loader, also in a
+                `PreDataLoader`, is returned as it is.
             seed: the seed of the sampler and of the workers.
             diff_rank_seed: whether each rank has another seed.
         """
+        if isinstance(dataloader, PreDataLoader):
+            return dataloader
         if not isinstance(dataloader, dict):
             return _Runner.build_dataloader(dataloader, seed, diff_rank_seed)
         config = dict(dataloader)

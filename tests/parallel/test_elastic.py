@@ -16,10 +16,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from tests.support.mmengine.optim_runs import same_state
 from tests.support.ranks import elastic_runs
 from tests.support.ranks.torchrun import free_port
+from tests.support.repository.folders import SUPPORT
 
 # As in docs/distributed.md; each test runs its commands.
 ADDRESSES, CARD = ("10.77.0.1", "10.77.0.2"), "eth0"
@@ -126,6 +128,62 @@ def train(
         codes = elastic_runs.finish(*agents)
     assert codes == [0, 0], "\n".join([f"{codes}", *(log.read_text() for log in logs)])
     return logs
+
+
+def stop_and_continue(
+    folder: Path, within: Sequence[Sequence[str]], fault: str = "", options: str = ""
+) -> tuple[list[list[int]], list[Path]]:
+    """Run the example of a sharded model on two hosts, until it ends by itself.
+
+    Returns:
+        The exit codes of both agents in each run, and the logs.
+    """
+    script = SUPPORT / "ranks" / "sharded_job.py"
+    job, codes, logs = [str(script), str(folder), "2"], [], []
+    folder.mkdir()
+    for number in range(2 if fault else 1):
+        agents = []
+        for host, command in enumerate(elastic_runs.documented()[1:]):
+            command.options += options.split()
+            logs.append(folder / f"{number}-{host}.log")
+            faults = [fault] if fault else []
+            agents.append(
+                elastic_runs.launch(command, logs[-1], [*job, *faults], within[host])
+            )
+        codes.append(elastic_runs.finish(*agents))
+    return codes, logs
+
+
+#: A signal to a process of one host: a rank, as `kill` does, or its torchrun, as SLURM
+#: does. Then the codes of both agents, in any order.
+SIGNALS = {
+    "SIGTERM:rank:1:17": [0, 0],
+    "SIGUSR1:rank:0:15": [0, 0],
+    "SIGUSR1:agent:1:17": [0, 1],
+}
+HANDLED = "--signals-to-handle=SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1"
+
+
+def test_a_signal_on_one_host_stops_both_and_they_continue(tmp_path: Path) -> None:
+    with two_networks() as within:
+        codes, logs = stop_and_continue(tmp_path / "whole", within)
+        assert codes == [[0, 0]], [log.read_text() for log in logs]
+        expected = torch.load(tmp_path / "whole" / "trained.pt")
+        for fault, stopped in SIGNALS.items():
+            folder = tmp_path / fault
+            codes, logs = stop_and_continue(folder, within, fault, HANDLED)
+            texts = [log.read_text() for log in logs]
+            assert [sorted(each) for each in codes] == [stopped, [0, 0]], texts
+            assert (folder / fault).exists()
+            step = int(fault.split(":")[3])
+            begun = [re.findall(r"begins after step (\d+)", text) for text in texts]
+            assert begun == 2 * [["0"]] + 2 * [[str(step)]], texts
+            first, second = map(networks, logs[:2])
+            assert len({*first, *second, os.readlink("/proc/self/ns/net")}) == 3
+            found = torch.load(folder / "trained.pt")
+            assert len(found) == len(expected) and all(
+                map(torch.equal, found, expected)
+            )
 
 
 def networks(log: Path) -> set[str]:

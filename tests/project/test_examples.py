@@ -14,6 +14,7 @@ import torch
 
 import pyparallel
 from tests.support.ranks.torchrun import python, torchrun
+from tests.support.repository.docs_blocks import blocks
 from tests.support.repository.folders import ROOT, SUPPORT, python_path
 
 pytestmark = pytest.mark.one_backend
@@ -46,6 +47,36 @@ def test_an_example_uses_public_names_and_is_described(path: Path) -> None:
     assert imported_from_the_package(path) - {"pyparallel"} <= names
     readme = (FOLDER / "README.md").read_text("utf-8")
     assert re.search(rf"^\| \[{path.name}\]\(#", readme, re.MULTILINE)
+
+
+#: The programs of the pages on frameworks and on many machines.
+SHORT = ["detection", "fully_sharded", "mmengine_runner", "ray_data", "ray_train"]
+
+
+@pytest.mark.parametrize("name", SHORT)
+def test_a_program_for_a_framework_is_short(name: str) -> None:
+    assert (FOLDER / f"{name}.py").read_text("utf-8").count("\n") <= 60
+
+
+#: Pages that show differences from tutorials: their number, and the programs.
+DIFFERENCES = {
+    "docs/frameworks.md": (3, []),
+    "docs/many-machines.md": (3, ["fully_sharded", "ray_data", "ray_train"]),
+    "docs/mmengine-runner.md": (1, ["mmengine_runner"]),
+    "docs/sources.md": (4, []),
+}
+
+
+@pytest.mark.parametrize("page", DIFFERENCES)
+def test_a_page_shows_lines_of_its_programs(page: str) -> None:
+    number, names = DIFFERENCES[page]
+    texts = [it.text for it in blocks(page) if it.language == "python"]
+    texts += [(FOLDER / f"{name}.py").read_text("utf-8") for name in names]
+    lines = {line.partition("  #")[0].strip() for line in "\n".join(texts).splitlines()}
+    found = [it.text for it in blocks(page) if it.language == "diff"]
+    assert len(found) == number
+    added = [line for line in "".join(found).splitlines() if line[0] == "+"]
+    assert [line for line in added if line[1:].strip() not in lines] == []
 
 
 @pytest.mark.slow
@@ -83,8 +114,8 @@ def test_a_stopped_run_continues_in_mid_epoch(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("faults", "ranks"),
     [
-        (["SIGTERM:0:17"], [2, 2]),
-        (["SIGTERM:1:3", "SIGUSR1:0:15"], [1, 2, 3]),
+        (["SIGTERM:rank:0:17"], [2, 2]),
+        (["SIGTERM:rank:1:3", "SIGUSR1:rank:0:15"], [1, 2, 3]),
     ],
 )
 def test_a_sharded_run_continues_after_signals(

@@ -70,6 +70,15 @@ def start(
 
     A file beside the log records each fault.
     """
+    job = [str(JOB), faults, str(log.parent), "--checkpoint", str(checkpoint)]
+    job += ["--timeout", "120"]  # also with ranks that start slowly
+    return launch(command, log, job, within)
+
+
+def launch(
+    command: Command, log: Path, job: Sequence[str], within: Sequence[str] = ()
+) -> subprocess.Popen[bytes]:
+    """Start a script with arguments under torchrun; ``within`` is as in `start`."""
     environment = {
         **os.environ,
         "PYTHONPATH": python_path(*PATHS),
@@ -77,8 +86,6 @@ def start(
         "GLOO_SOCKET_IFNAME": "lo",
         **command.variables,
     }
-    job = [str(JOB), faults, str(log.parent), "--checkpoint", str(checkpoint)]
-    job += ["--timeout", "120"]  # also with ranks that start slowly
     torchrun = [sys.executable, "-m", "torch.distributed.run", *command.options]
     with log.open("wb") as file:
         return subprocess.Popen(

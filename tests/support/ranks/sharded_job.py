@@ -1,59 +1,77 @@
 """``examples/fully_sharded.py`` with a signal at a known step.
 
-    sharded_job.py FOLDER EPOCHS SIGNAL:RANK:STEP [...]
+    sharded_job.py FOLDER EPOCHS SIGNAL:TARGET:RANK:STEP [...]
 
-It prints the samples that the rank uses. Each signal is sent once: a file in FOLDER
-records it. After the last epoch rank 0 writes the parameters to ``FOLDER/trained.pt``.
+It prints the samples that the rank uses. Each signal is sent once, by the rank to
+itself (TARGET is ``rank``) or to its torchrun (``agent``): a file in FOLDER records it.
+At the end rank 0 writes the parameters to ``FOLDER/trained.pt``.
 """
 
 from __future__ import annotations
 
 import os
+import runpy
 import signal
 import sys
 from pathlib import Path
+from typing import Any
 
-from tests.support.repository.folders import ROOT
-
-sys.path.insert(0, str(ROOT / "examples"))
-
-import fully_sharded  # needs the path of the example
 import torch
 import torch.distributed as dist
-from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
-folder, num_epochs, faults = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3:]
-read, load, step = fully_sharded.Walks.__getitem__, fully_sharded.load, 0
+import pyparallel
+from tests.support.repository.folders import ROOT
+
+folder, faults = Path(sys.argv[1]), sys.argv[3:]
+del sys.argv[3:]
+complete = [int(path.parent.name[5:]) for path in folder.glob("step-*/.metadata")]
+step, optimizers = max(complete, default=0), []
+make_loader, destroy = pyparallel.DataLoader, dist.destroy_process_group
 
 
-def read_and_print(self: fully_sharded.Walks, index: int) -> dict[str, torch.Tensor]:
-    print(f"uses {index}.", flush=True)
-    return read(self, index)
+class Printed:
+    """Samples whose indices are printed when they are read."""
+
+    def __init__(self, samples: list[Any]) -> None:
+        self.samples = samples
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    def __getitem__(self, index: int) -> Any:
+        print(f"uses {index}.", flush=True)
+        return self.samples[index]
 
 
-def load_and_count(*args: object) -> int:
+def printing_loader(samples: list[Any], **options: Any) -> Any:
+    return make_loader(Printed(samples), **options)
+
+
+def send_signals(optimizer: Optimizer, *_: object) -> None:
     global step
-    step = load(*args)  # type: ignore[arg-type]  # the arguments of the example
-    register_optimizer_step_post_hook(send_signals)
-    return step
-
-
-def send_signals(*_: object) -> None:
-    global step
+    if not optimizer.param_groups[0]["lr"]:  # of torch, before it loads a state
+        return
+    optimizers.append(optimizer)
     step += 1
     for fault in faults:
-        name, rank, at = fault.split(":")
+        name, target, rank, at = fault.split(":")
         sent = folder / fault
         if (int(rank), int(at)) == (dist.get_rank(), step) and not sent.exists():
             sent.touch()
-            os.kill(os.getpid(), getattr(signal, name))
+            pid = os.getpid() if target == "rank" else os.getppid()
+            os.kill(pid, getattr(signal, name))
 
 
-fully_sharded.Walks.__getitem__ = read_and_print  # type: ignore[method-assign]
-fully_sharded.load = load_and_count
-dist.init_process_group("gloo")
-model = fully_sharded.train(folder, num_epochs)
-parameters = [p.full_tensor() for p in model.parameters()]  # type: ignore[attr-defined]
-if dist.get_rank() == 0:
-    torch.save(parameters, folder / "trained.pt")
-dist.destroy_process_group()
+def save_and_destroy() -> None:
+    parameters = [p.full_tensor() for p in optimizers[0].param_groups[0]["params"]]
+    if dist.get_rank() == 0:
+        torch.save(parameters, folder / "trained.pt")
+    destroy()
+
+
+print("network", os.readlink("/proc/self/ns/net"), flush=True)
+register_optimizer_step_post_hook(send_signals)
+pyparallel.DataLoader = printing_loader  # type: ignore[misc]
+dist.destroy_process_group = save_and_destroy
+runpy.run_path(str(ROOT / "examples" / "fully_sharded.py"), run_name="__main__")
