@@ -30,7 +30,8 @@ class Prepared:
         if isinstance(found, Prepared):  # another pass reads the same loader
             found = found._state
         is_known = hasattr(found, "_add_dataloader")
-        self._loader, self._state = (loader, found) if is_known else (None, None)
+        self._loader: Any = loader if is_known else None
+        self._state: Any = found if is_known else None
         self._is_shown = False
         if is_known:
             loader.gradient_state = self

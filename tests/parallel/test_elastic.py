@@ -146,7 +146,7 @@ def stop_and_continue(
         for host, command in enumerate(elastic_runs.documented()[1:]):
             command.options += options.split()
             logs.append(folder / f"{number}-{host}.log")
-            faults = [fault] if fault else []
+            faults = fault.split(",") if fault else []
             agents.append(
                 elastic_runs.launch(command, logs[-1], [*job, *faults], within[host])
             )
@@ -154,12 +154,12 @@ def stop_and_continue(
     return codes, logs
 
 
-#: A signal to a process of one host: a rank, as `kill` does, or its torchrun, as SLURM
-#: does. Then the codes of both agents, in any order.
+#: Signals, and the exit codes of both agents of torchrun. One rank gets a signal, or
+#: each agent gets one, as SLURM sends it to all of its tasks.
 SIGNALS = {
     "SIGTERM:rank:1:17": [0, 0],
     "SIGUSR1:rank:0:15": [0, 0],
-    "SIGUSR1:agent:1:17": [0, 1],
+    "SIGUSR1:agent:0:17,SIGUSR1:agent:1:17": [1, 1],
 }
 HANDLED = "--signals-to-handle=SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1"
 
@@ -174,8 +174,8 @@ def test_a_signal_on_one_host_stops_both_and_they_continue(tmp_path: Path) -> No
             codes, logs = stop_and_continue(folder, within, fault, HANDLED)
             texts = [log.read_text() for log in logs]
             assert [sorted(each) for each in codes] == [stopped, [0, 0]], texts
-            assert (folder / fault).exists()
-            step = int(fault.split(":")[3])
+            assert all((folder / each).exists() for each in fault.split(","))
+            step = int(fault.rpartition(":")[2])
             begun = [re.findall(r"begins after step (\d+)", text) for text in texts]
             assert begun == 2 * [["0"]] + 2 * [[str(step)]], texts
             first, second = map(networks, logs[:2])
