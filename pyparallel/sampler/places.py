@@ -12,6 +12,8 @@ from ._division import Array, Sizes, size_codes
 
 #: Samples are processed in blocks of about this many, which fit in the caches.
 BLOCK = 2**18
+#: The same for the keys, where ten temporary arrays have 8 bytes for each sample.
+_KEY_BLOCK = 2**15
 #: The number of sort keys. NumPy sorts 16 bits by digits, in linear time.
 _NUM_KEYS = 2**16
 
@@ -127,9 +129,11 @@ def _sort(sizes: Sizes, candidates: Indices | None, num_places: int) -> Indices:
         for f in (np.min, np.max)
     )
     levels = _num_levels(sizes.shape[1], num_places)
-    for begin, end in _blocks(number, BLOCK):
+    for begin, end in _blocks(number, _KEY_BLOCK):
         block = sizes[begin:end] if candidates is None else sizes[candidates[begin:end]]
-        keys[begin:end] = _find_keys(size_codes(block.T), lows, highs, levels)
+        codes = size_codes(np.ascontiguousarray(block.T))
+        keys[begin:end] = _find_keys(codes, lows, highs, levels)
+    for begin, end in _blocks(number, BLOCK):
         counts += np.bincount(keys[begin:end], minlength=_NUM_KEYS)
     order = np.empty(number, dtype=np.int32)
     starts = np.cumsum(counts) - counts
@@ -137,7 +141,9 @@ def _sort(sizes: Sizes, candidates: Indices | None, num_places: int) -> Indices:
         by_key = np.argsort(keys[begin:end], kind="stable")
         counts = np.bincount(keys[begin:end], minlength=_NUM_KEYS)
         moves = starts - (np.cumsum(counts) - counts)
-        order[moves[keys[begin + by_key]] + np.arange(end - begin)] = begin + by_key
+        positions = np.repeat(moves, counts)
+        positions += np.arange(end - begin)
+        order[positions] = (begin + by_key).astype(np.int32)
         starts += counts
     return order if candidates is None else candidates[order]
 
