@@ -11,7 +11,7 @@ import pytest
 
 from tests.support.processes.backends import check, native, needs_native
 
-pytestmark = [pytest.mark.asan, needs_native]
+pytestmark = [pytest.mark.asan, pytest.mark.one_backend, needs_native]
 
 NAMES = ["a", "b", "", "name", 1, -5, 2**70, None, ()]
 

@@ -16,7 +16,7 @@ from tests.support.batch import image_oracle as oracle
 from tests.support.errors.collate_errors import freed
 from tests.support.processes.backends import both, check, last
 
-pytestmark = [pytest.mark.cuda_torch, pytest.mark.asan]
+pytestmark = [pytest.mark.cuda_torch, pytest.mark.one_backend, pytest.mark.asan]
 
 bounded = settings(
     max_examples=200, deadline=None, suppress_health_check=list(HealthCheck)

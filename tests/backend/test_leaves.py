@@ -11,7 +11,7 @@ import torch
 from tests.support.errors.collate_errors import freed
 from tests.support.processes.backends import both, check
 
-pytestmark = pytest.mark.asan
+pytestmark = [pytest.mark.asan, pytest.mark.one_backend]
 
 ONE = torch.ones(2, 3)
 PARAMETER = torch.nn.Parameter(torch.ones(2), requires_grad=False)

@@ -22,7 +22,7 @@ from tests.support.processes.backends import (
     reference,
 )
 
-pytestmark = pytest.mark.asan
+pytestmark = [pytest.mark.asan, pytest.mark.one_backend]
 LIMIT = 1000
 
 

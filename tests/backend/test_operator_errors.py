@@ -12,6 +12,7 @@ from tests.support.processes.backends import both, check, last, native, needs_na
 
 pytestmark = [
     pytest.mark.cuda_torch,
+    pytest.mark.one_backend,
     pytest.mark.asan,
     # Warnings of torch about the tensors that are refused here.
     pytest.mark.filterwarnings("ignore:Sparse"),

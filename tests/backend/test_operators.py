@@ -16,6 +16,7 @@ from tests.support.repository.folders import ROOT, python_path
 
 pytestmark = [
     pytest.mark.cuda_torch,
+    pytest.mark.one_backend,
     pytest.mark.asan,
     pytest.mark.filterwarnings("ignore:ComplexHalf support"),
 ]

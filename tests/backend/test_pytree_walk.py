@@ -23,7 +23,7 @@ from tests.support.processes.backends import (
     using,
 )
 
-pytestmark = [pytest.mark.asan, needs_native]
+pytestmark = [pytest.mark.asan, pytest.mark.one_backend, needs_native]
 
 LEAVES: set[type] = {type(None), str, bytes, int, float, bool, torch.Tensor}
 scalars = st.one_of(st.none(), st.booleans(), st.integers(), st.text(max_size=3))

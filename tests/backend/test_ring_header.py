@@ -22,7 +22,7 @@ LINE = 64
 PARENT = 1
 PAYLOAD = 4096  # bytes of a slot
 
-pytestmark = [pytest.mark.asan, pytest.mark.tsan]
+pytestmark = [pytest.mark.one_backend, pytest.mark.asan, pytest.mark.tsan]
 
 
 def blank(num_slots):

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tests.support.processes.backends import both
 
-pytestmark = [pytest.mark.cuda_torch, pytest.mark.asan]
+pytestmark = [pytest.mark.cuda_torch, pytest.mark.one_backend, pytest.mark.asan]
 
 DTYPES = (torch.uint8, torch.bool, torch.float16, torch.float32, torch.complex128)
 leaves = st.lists(

@@ -10,7 +10,7 @@ import torch
 
 from tests.support.processes.backends import check, each_backend, native, needs_native
 
-pytestmark = [pytest.mark.cuda_torch, pytest.mark.asan]
+pytestmark = [pytest.mark.cuda_torch, pytest.mark.one_backend, pytest.mark.asan]
 
 Stack = Callable[[list[Any]], "torch.Tensor | None"]
 

@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 from pyparallel.batch.plan import plan_stack
 from pyparallel.scatter_gather.split import partition
 
+pytestmark = pytest.mark.one_backend
+
 
 def name(i: int) -> str:
     return f"batch[{i}]"

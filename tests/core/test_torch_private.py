@@ -17,7 +17,7 @@ import pyparallel
 from pyparallel.core import torch_private as private
 from tests.support.processes import forkserver
 
-pytestmark = pytest.mark.cuda_torch
+pytestmark = [pytest.mark.one_backend, pytest.mark.cuda_torch]
 
 PACKAGE = Path(pyparallel.__file__).parent
 FILES = sorted(PACKAGE.rglob("*.py"))

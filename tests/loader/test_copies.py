@@ -16,6 +16,8 @@ from torch.utils.data import DistributedSampler, IterableDataset
 
 from pyparallel import DataLoader, PreDataLoader
 
+pytestmark = pytest.mark.one_backend
+
 #: The arguments that copies of accelerate and Ray have in common.
 NAMES = (
     *("num_workers", "collate_fn", "pin_memory", "timeout"),

@@ -15,7 +15,7 @@ import torch
 import pyparallel
 from tests.support.loader.loader_sets import Making, Numbers, Stream
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = [pytest.mark.one_backend, pytest.mark.timeout(120)]
 
 
 class Stateful(Numbers):

@@ -12,6 +12,8 @@ import torch.utils.data
 
 from pyparallel import DataLoader, PreDataLoader
 
+pytestmark = pytest.mark.one_backend
+
 ALL = [[0, 1], [2, 3], [4, 5], [6, 7]]
 
 

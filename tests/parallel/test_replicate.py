@@ -15,7 +15,7 @@ from pyparallel import replicate
 from pyparallel.parallel import replicate as replicate_module
 from pyparallel.transfer import between_devices
 
-pytestmark = pytest.mark.cuda_torch
+pytestmark = [pytest.mark.one_backend, pytest.mark.cuda_torch]
 
 CPU, FAR, FARTHER = torch.device("cpu"), torch.device("meta"), torch.device("meta", 1)
 TWO = ["cpu", "cpu"]

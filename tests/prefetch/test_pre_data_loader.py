@@ -35,7 +35,7 @@ from tests.support.loader.prefetch_loaders import (
 )
 
 Pair = namedtuple("Pair", ["left", "right"])
-pytestmark = pytest.mark.tsan
+pytestmark = [pytest.mark.one_backend, pytest.mark.tsan]
 
 ALL = [0, 2, 4, 6, 8, 10]
 

@@ -22,6 +22,8 @@ from torch.utils.data import DataLoader as TorchLoader
 from pyparallel import DataLoader, PreDataLoader, SizeBatchSampler
 from pyparallel.core.errors import LoaderWarning
 
+pytestmark = pytest.mark.one_backend
+
 DATA: Any = list(range(8))
 
 

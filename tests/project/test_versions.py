@@ -12,6 +12,8 @@ from pyparallel.core import versions
 from pyparallel.core.versions import NEWEST_TORCH, OLDEST_TORCH, PYTHONS
 from tests.support.repository.folders import ROOT
 
+pytestmark = pytest.mark.one_backend
+
 
 def text_of(name: str) -> str:
     return (ROOT / name).read_text(encoding="utf-8")
