@@ -53,9 +53,16 @@ def parts(result: Any) -> list[torch.Tensor]:
     return [tensor for tensor in each if tensor is not None]
 
 
-@pytest.mark.parametrize("options", OPTIONS, ids=str)
-@pytest.mark.parametrize("source", [torch.uint8, torch.float32, torch.int16], ids=str)
-@pytest.mark.parametrize("way", ["from the host", "pinned", "there already"])
+#: The kernel for each option and dtype, and the ways of images for one of the options.
+SOURCES = (torch.uint8, torch.float32, torch.int16)
+BATCHES = [
+    *((options, source, "there already") for options in OPTIONS for source in SOURCES),
+    *((OPTIONS[0], source, "from the host") for source in SOURCES),
+    *((OPTIONS[0], source, "pinned") for source in SOURCES),
+]
+
+
+@pytest.mark.parametrize(("options", "source", "way"), BATCHES)
 def test_batches_have_the_bits_of_the_host(
     options: dict[str, Any], source: torch.dtype, way: str
 ) -> None:

@@ -249,7 +249,7 @@ LARGER: dict[str, Callable[[torch.Tensor], Any]] = {
     "start_to_host": lambda large: start_to_host([large]).get(),
     "pad_stack": lambda large: pad_stack([large, large[:5]]),
     "images": lambda large: ImagePreprocessor()(
-        [large[: 60 << 20].view(3, 4 << 10, -1)]
+        [large[: 6 << 20].view(3, 1 << 10, -1)]
     ),
 }
 
