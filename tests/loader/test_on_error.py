@@ -222,6 +222,7 @@ WORKERS: list[tuple[str, dict[str, Any]]] = [
     ("skip", {"num_workers": 3, "persistent_workers": True}),
     ("replace", {"num_workers": 2, "sample_seeds": True}),
     ("replace", {"num_workers": 1, **SERVED}),
+    ("replace", {"num_workers": 2, "worker_method": "thread"}),
 ]
 
 

@@ -33,7 +33,7 @@ from tests.support.loader.loader_sets import Making, Numbers, wait_for
 from tests.support.loader.resumed import Case, continued, uninterrupted
 from tests.support.processes import python_runs
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = [pytest.mark.one_backend, pytest.mark.timeout(120)]
 
 HAS_GIL = is_gil_enabled()
 THREADS: dict[str, Any] = {"num_workers": 2, "worker_method": "thread"}
@@ -475,26 +475,6 @@ def test_a_stuck_thread_is_named_with_its_stack() -> None:
     assert "worker 0 (thread pyparallel-worker-0) has not finished" in text
     assert "stuck_in_user_code" in text
     released.set()
-
-
-@pytest.mark.filterwarnings("ignore:.PP21[56]")
-@pytest.mark.parametrize("mode", ["skip", "replace"])
-def test_errors_of_samples_are_skipped_or_replaced(mode: Any) -> None:
-    def make(index: int) -> int:
-        if index % 3 == 1:
-            raise ValueError(f"no {index}")
-        return index
-
-    both = []
-    for options in ({}, THREADS):
-        loader = DataLoader(Making(make, 12), 4, on_error=mode, **options)
-        both.append(
-            ([batch.tolist() for batch in loader], sorted(loader.sample_errors))
-        )
-    assert both[0] == both[1] and len(both[0][1]) >= 4
-    loader = DataLoader(Making(make, 12), 4, on_error=mode, max_errors=1, **THREADS)
-    with pytest.raises(RuntimeError, match="max_errors"):
-        list(loader)
 
 
 def test_the_local_variables_of_an_error_stay() -> None:

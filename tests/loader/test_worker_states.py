@@ -16,6 +16,7 @@ from pyparallel.loader import epoch as epoch_module
 from pyparallel.shm import memfd
 
 pytestmark = [
+    pytest.mark.one_backend,
     pytest.mark.skipif(not memfd.is_supported(), reason="needs memfd_create"),
     pytest.mark.timeout(120),
 ]
@@ -69,9 +70,9 @@ def loader(method: str, **options: Any) -> tuple[Any, Any]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", ["fork", "forkserver"])
-def test_a_timeout_of_a_worker_that_has_not_begun(method: str) -> None:
-    made, event = loader(method, init=True, timeout=8)
+@pytest.mark.parametrize(("method", "seconds"), [("fork", 3), ("forkserver", 8)])
+def test_a_timeout_of_a_worker_that_has_not_begun(method: str, seconds: int) -> None:
+    made, event = loader(method, init=True, timeout=seconds)
     batches = iter(made)
     pid = batches._workers[0].pid
     with pytest.raises(RuntimeError) as caught:
@@ -79,8 +80,8 @@ def test_a_timeout_of_a_worker_that_has_not_begun(method: str) -> None:
     event.set()
     head, _, stack = str(caught.value).partition(" The stack of the worker:\n")
     assert head == (
-        f"DataLoader timed out after 8 seconds: worker 0 (pid {pid}) is alive but has "
-        f"not begun the batch of indices [0, 1]. {ADVICE[method]}"
+        f"DataLoader timed out after {seconds} seconds: worker 0 (pid {pid}) is alive "
+        f"but has not begun the batch of indices [0, 1]. {ADVICE[method]}"
     )
     assert re.search(r'File "[^"]+", line \d+ in wait_in_init', stack)
 

@@ -17,9 +17,7 @@ from tests.support.repository.marked_files import may_select
 pytestmark = pytest.mark.one_backend
 
 
-def run(
-    folder: Path, tests: str, *options: str, **variables: str
-) -> tuple[dict[str, int], str]:
+def run(folder: Path, tests: str, **variables: str) -> tuple[dict[str, int], str]:
     """Run tests under a copy of the file; return the counts of outcomes, the output."""
     shutil.copy(ROOT / "tests" / "conftest.py", folder)
     (folder / "pytest.ini").write_text(
@@ -28,7 +26,6 @@ def run(
     )
     (folder / "test_one.py").write_text(tests)
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "."]
-    command += options
     env = {k: v for k, v in os.environ.items() if not k.startswith("PYPARALLEL_")}
     env |= {"CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": python_path(ROOT), **variables}
     done = subprocess.run(
@@ -111,34 +108,21 @@ def test_a_file_is_left_out_only_without_tests_of_the_markers(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("variable", "outcome"),
-    [
-        ("PYPARALLEL_REQUIRE_CUDA", {"skipped": 1, "error": 1, "deselected": 1}),
-        ("PYPARALLEL_NO_SKIP", {"failed": 1, "error": 1, "deselected": 1}),
-    ],
-)
-def test_a_job_can_forbid_skips(
-    tmp_path: Path, variable: str, outcome: dict[str, int]
-) -> None:
-    found, output = run(tmp_path, SKIPS, **{variable: "1"})
-    assert found == outcome, output
-
-
-@pytest.mark.slow
-def test_failed_tests_have_a_command_and_leaked_resources_a_name(
+def test_skips_are_forbidden_failures_have_a_command_and_leaks_a_name(
     tmp_path: Path,
 ) -> None:
-    tests = SKIPS + FAILS + LEAVES
-    found, output = run(tmp_path, tests, PYPARALLEL_BACKEND="python")
+    variables = {"BACKEND": "python", "NO_SKIP": "1", "REQUIRE_CUDA": "1"}
+    variables = {f"PYPARALLEL_{name}": value for name, value in variables.items()}
+    found, output = run(tmp_path, SKIPS + FAILS + LEAVES, **variables)
     # A test that follows one with leaked resources passes.
-    counts = {"skipped": 2, "failed": 1, "passed": 6, "error": 5, "deselected": 1}
+    counts = {"failed": 2, "passed": 6, "error": 6, "deselected": 1}
     assert found == counts, output
-    start = f"PYPARALLEL_BACKEND=python {sys.executable} -m pytest"
+    values = [f"{name}={value}" for name, value in variables.items()]
+    start = " ".join([*values, sys.executable, "-m pytest"])
     commands = [each for each in output.splitlines() if " -m pytest " in each]
     assert f"{start} 'test_one.py::test_text[a b]'" in commands
     assert f"{start} test_one.py::test_fixture" in commands
-    assert len(commands) == 1 + 5
+    assert len(commands) == 2 + 6
     said = re.findall(r"^E +AssertionError: the test (.*)", output, re.MULTILINE)
     expected = [
         "thread waits",
