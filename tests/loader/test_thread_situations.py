@@ -26,7 +26,7 @@ from pyparallel.core import errors
 from pyparallel.transfer import debug
 from tests.support.loader.loader_sets import Making, wait_for
 
-pytestmark = [pytest.mark.one_backend, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.timeout(120)
 
 THREADS: dict[str, Any] = {"num_workers": 2, "worker_method": "thread"}
 #: The kinds of workers with the rules that hold for each.

@@ -33,7 +33,7 @@ from tests.support.loader.loader_sets import Making, Numbers, wait_for
 from tests.support.loader.resumed import Case, continued, uninterrupted
 from tests.support.processes import python_runs
 
-pytestmark = [pytest.mark.one_backend, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.timeout(120)
 
 HAS_GIL = is_gil_enabled()
 THREADS: dict[str, Any] = {"num_workers": 2, "worker_method": "thread"}
