@@ -42,16 +42,9 @@ DISK = 12 << 30
 TOOLS = ("setuptools>=77,<81", "wheel", "ninja", "pybind11>=2.11")
 #: The tests of a quick cell: pyproject.toml describes the markers.
 QUICK = "cuda_torch and not slow"
-#: Test folders in pure Python.
-IN_PYTHON = (
-    "core",
-    "backend",
-    "batch",
-    "images",
-    "scatter_gather",
-    "loader",
-    "parallel",
-)
+#: Test folders in pure Python. A quick cell has those whose results its operators make.
+IN_PYTHON_QUICK = ("batch", "images", "scatter_gather")
+IN_PYTHON = (*IN_PYTHON_QUICK, "core", "backend", "loader", "parallel")
 #: Folders of tests of the repository.
 LEFT_OUT = ("benchmarks", "fakecuda", "project")
 
@@ -209,7 +202,8 @@ def test_steps(cell: Cell, own: str, options: argparse.Namespace) -> list[Step]:
     # As in the Makefile: slow files begin first.
     pytest = [own, "-m", "pytest", "-q", "-n", str(options.jobs), "--dist", "loadfile"]
     pytest += ["--no-loadscope-reorder", "-m"]
-    in_python = [f"tests/{name}" for name in IN_PYTHON]
+    folders = IN_PYTHON_QUICK if options.quick else IN_PYTHON
+    in_python = [f"tests/{name}" for name in folders]
     native = [*pytest, QUICK if options.quick else "not peers"]
     quick = QUICK if options.quick else "not peers and not slow"
     python = [*pytest, f"{quick} and not one_backend"]
