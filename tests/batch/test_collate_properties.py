@@ -20,9 +20,10 @@ from tests.support.processes.backends import both, using
 pytestmark = pytest.mark.asan
 
 
+@pytest.mark.one_backend
 @pytest.mark.parametrize("first", [0, 1000])
 def test_both_backends_and_the_oracle_agree(first: int) -> None:
-    """The first cases of tests/robustness/test_fuzz.py."""
+    """tests/robustness/test_fuzz.py has the next cases."""
     failure = search(any_case, first, 1000)
     assert failure is None, str(failure)
 
@@ -67,6 +68,7 @@ def test_mixed_dtypes_promote_as_torch_stack_promotes_them() -> None:
     assert 30 < num_refused < 200
 
 
+@pytest.mark.one_backend
 @both
 def test_gradients_are_those_of_the_samples(backend: ModuleType) -> None:
     for seed in range(60):

@@ -28,7 +28,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from pyparallel import DataLoader
 
-pytestmark = pytest.mark.cuda_torch
+pytestmark = [pytest.mark.one_backend, pytest.mark.cuda_torch]
 
 #: The kinds of workers.
 KINDS: dict[str, dict[str, Any]] = {
@@ -51,6 +51,8 @@ NOT_OF_THREADS = {
     "batches read at once",
 }
 with_kinds = pytest.mark.parametrize("kind", KINDS)
+#: For the errors of a batch, which the number of workers and their life do not change.
+with_ways = pytest.mark.parametrize("kind", ["inline", "fork", "threads"])
 
 
 class Map(Dataset[Any]):
@@ -306,7 +308,7 @@ ERRORS: dict[str, tuple[Callable[[], BaseException], type, dict[str, Any]]] = {
 
 
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
-@with_kinds
+@with_ways
 @pytest.mark.parametrize("name", ERRORS)
 def test_an_exception_keeps_its_class_and_its_attributes(name: str, kind: str) -> None:
     make, cls, attributes = ERRORS[name]
@@ -333,7 +335,7 @@ def test_an_exception_keeps_its_class_and_its_attributes(name: str, kind: str) -
         assert dead.exitcode is not None
 
 
-@with_kinds
+@with_ways
 def test_a_class_that_does_not_pickle_keeps_its_name_and_text(kind: str) -> None:
     def read(index: int) -> int:
         raise local()
@@ -369,9 +371,14 @@ class Fails:
             raise self.error
 
 
-@pytest.mark.parametrize("error", [StopIteration, GeneratorExit])
-@pytest.mark.parametrize("on_error", ["raise", "skip", "replace"])
-@with_kinds
+@pytest.mark.parametrize(
+    ("error", "on_error"),
+    [
+        (GeneratorExit, "raise"),
+        *((StopIteration, on_error) for on_error in ("raise", "skip", "replace")),
+    ],
+)
+@with_ways
 @pytest.mark.parametrize(
     "place", ["__getitem__", "__getitems__", "collate_fn", "worker_init_fn"]
 )
@@ -551,38 +558,6 @@ def test_composer_ends_the_workers_in_the_middle_of_an_epoch() -> None:
             loader._iterator._shutdown_workers()
             loader._iterator = None
         assert [batch.tolist() for batch in loader][3] == [6, 7]
-
-
-@pytest.mark.also_peers
-def test_timm_repeats_one_iterator() -> None:
-    """The pattern of ``MultiEpochsDataLoader``, on our class."""
-
-    class Repeat:
-        def __init__(self, sampler: Any) -> None:
-            self.sampler = sampler
-
-        def __iter__(self) -> Any:
-            while True:
-                yield from iter(self.sampler)
-
-    class MultiEpochs(DataLoader[Any]):
-        def __init__(self, *args: Any, **kwargs: Any) -> None:
-            super().__init__(*args, **kwargs)
-            self._DataLoader__initialized = False
-            self.batch_sampler = Repeat(self.batch_sampler)
-            self._DataLoader__initialized = True
-            self.iterator = super().__iter__()
-
-        def __len__(self) -> int:
-            return len(self.batch_sampler.sampler)
-
-        def __iter__(self) -> Any:
-            for _ in range(len(self)):
-                yield next(self.iterator)
-
-    loader = MultiEpochs(range(5), 2, num_workers=2)
-    for _ in range(3):
-        assert [batch.tolist() for batch in loader] == [[0, 1], [2, 3], [4]]
 
 
 def test_a_loader_inside_a_dataset_of_workers() -> None:
