@@ -25,7 +25,6 @@ try:
     )
     from lightning.fabric import Fabric
     from lightning.fabric.utilities.data import _update_dataloader
-    from monai.data import DataLoader as MonaiLoader
     from torchdata.stateful_dataloader import Stateful, StatefulDataLoader
 except ImportError as error:
     pytest.skip(f"needs the peers: {error}", allow_module_level=True)
@@ -325,32 +324,6 @@ def test_monai_reads_with_its_own_class_in_ours() -> None:
     assert [type(batch) for batch in batches] == [data.MetaTensor] * 2
     assert [batch.unique().tolist() for batch in batches] == [[0, 1], [2, 3]]
     assert (loader.stats().ring_hits, loader.stats().ring_misses) == (2, 0)
-
-
-class Combined(MonaiLoader, DataLoader):  # type: ignore[misc]
-    """MONAI's arguments with the workers and the state of this package."""
-
-
-@pytest.mark.parametrize("num_workers", [0, 2])
-def test_a_class_of_another_library_is_combined_with_ours(num_workers: int) -> None:
-    samples = [{"image": torch.full((1, 4), float(i))} for i in range(10)]
-
-    def make(cls: Any) -> Any:
-        generator = torch.Generator().manual_seed(1)
-        options = {"shuffle": True, "generator": generator, "num_workers": num_workers}
-        return cls(samples, batch_size=4, **options)
-
-    def images(batches: Any) -> list[Any]:
-        return [each["image"][:, 0, 0].tolist() for each in batches]
-
-    expected, loader = images(make(MonaiLoader)), make(Combined)
-    iterator = iter(loader)
-    first, state = next(iterator), loader.state_dict()
-    assert images([first, *iterator]) == expected
-    assert images(PreDataLoader(make(Combined), "cpu")) == expected
-    again = make(Combined)
-    again.load_state_dict(state)
-    assert images(again) == expected[1:]
 
 
 def test_fabric_takes_the_loader_inside_a_pre_data_loader(fabric: Fabric) -> None:

@@ -107,7 +107,7 @@ def test_a_cell_is_interrupted_and_runs_again(
     kernel: Kernel, options: str, loop: str
 ) -> None:
     # In the step, and while the loop waits for a batch.
-    for read, step in ((0.0, 0.2), (0.2, 0.0)):
+    for read, step in ((0.0, 0.05), (0.05, 0.0)):
         cell = CELL.format(options=options, loop=loop, step=step)
         kernel.run(IMPORTS.format(read=read))
         # Python drops an interrupt in a finalizer, so there is a second one.
