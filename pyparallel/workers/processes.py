@@ -65,7 +65,7 @@ class _Worker:
     ) -> None:
         self.number, self.process = number, made
         self.channel, self.end = ours, theirs
-        self.poll = select.poll()  # for messages of this worker alone
+        self.poll: Any = select.poll()  # for messages of this worker alone
         self.poll.register(ours.fd, select.POLLIN)
         self.answers: deque[Any] = deque()
         self.num_pending = 0  # tasks without an answer that was delivered

@@ -324,7 +324,7 @@ def test_the_stack_of_a_worker_goes_to_no_file_that_takes_its_descriptor(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Another thread closes the workers meanwhile, and a file gets the number."""
-    truncate, opened = os.ftruncate, []
+    truncate, opened = os.ftruncate, list[int]()
 
     def close_first(fd: int, nbytes: int) -> None:
         monkeypatch.undo()
