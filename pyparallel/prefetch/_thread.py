@@ -41,9 +41,6 @@ EXIT_SECONDS = 5.0
 WORKER_SECONDS = 0.5
 #: Seconds of a copy for which the consumer of the batch before it may wait.
 SHORT_SECONDS = 2e-4
-#: A step of fewer nanoseconds takes batches that are there without waking the thread,
-#: which then waits for these seconds at most.
-SHORT_STEP, LAZY_SECONDS = 20_000, 1e-3
 _TOO_LATE = (
     "PreDataLoader: an epoch must start before the interpreter exits, but it is "
     "exiting. Iterate over the loader itself."
@@ -74,8 +71,6 @@ class PrefetchThread:
         self.changed: threading.Condition = threading.Condition()
         self.items: deque[QueueItem] = deque()
         self.num_taken: int = 0
-        self._taken_at = 0  # the time of the last one in nanoseconds
-        self._is_lazy = False  # the last step was short
         self.finished: bool = False  # for consumers: no more items
         self.stopping: bool = False  # for the thread: no more batches are wanted
         self.source: Any = None
@@ -125,9 +120,7 @@ class PrefetchThread:
         self.check_process()
         timeout = self.options.timeout
         deadline = time.monotonic() + timeout if timeout else math.inf
-        step = self.options.meter.clock() - self._taken_at
         with self.changed:
-            was_lazy, self._is_lazy = self._is_lazy, step < SHORT_STEP
             while not self.items:
                 if self.finished:
                     return
@@ -137,10 +130,7 @@ class PrefetchThread:
                 self.finished = True
             else:
                 self.num_taken += 1
-            few = (self.options.queue_size - 1) // 2
-            if len(self.items) <= few or not (was_lazy and self._is_lazy):
-                self.changed.notify_all()
-        self._taken_at = self.options.meter.clock()
+            self.changed.notify_all()
 
     def check_process(self) -> None:
         """Raise RuntimeError in a process that was forked after the thread started."""
@@ -192,18 +182,15 @@ class PrefetchThread:
             while not self.stopping and len(self.items) >= self.options.queue_size:
                 self.set_activity("waiting for the consumer")
                 self.tell()
-                if not self.changed.wait(LAZY_SECONDS if self._is_lazy else None):
-                    self._is_lazy = False
+                self.changed.wait()
             return not self.stopping
 
     def put(self, item: QueueItem, *, tells: bool = True) -> None:
         """Queue an item, unless the pass is stopping.
 
-        Note: [wakeups]. Waking a thread for each tiny batch would cost more than the
-        batch. So batches that are there at the same time share one call of `tell`,
-        which follows before the thread waits, or runs code of the user. A loop whose
-        steps are short wakes the thread when half of the batches are taken. If a longer
-        step follows, the thread wakes by itself after a moment.
+        Note: [wakeups]. Waking the consumer for each tiny batch would cost more than
+        the batch. So batches that are there at the same time share one call of `tell`,
+        which follows before the thread waits, or runs code of the user.
         """
         with self.changed:
             if not self.stopping:

@@ -21,10 +21,9 @@ from torch.utils.data import DataLoader, DistributedSampler, IterableDataset
 import pyparallel
 from pyparallel import DataContainer as DC
 from pyparallel import LoaderStats, PreDataLoader
-from pyparallel.loader import _random_state, stats
+from pyparallel.loader import _random_state
 from pyparallel.loader._progress import Progress
 from pyparallel.prefetch import _thread
-from pyparallel.prefetch._to_device import QueueItem
 from tests.support.loader.prefetch_loaders import (
     Gate,
     Numbers,
@@ -56,38 +55,6 @@ def test_no_more_than_queue_size_batches_are_fetched_ahead() -> None:
         assert gate.asked == 4  # one returned, three in the queue
         assert next(it) == 1
         until(lambda: gate.asked == 5)
-
-
-def test_a_loop_with_short_steps_has_as_many_batches_ahead(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(_thread, "SHORT_STEP", 1 << 60)
-    gate = Gate()
-    gate.let(100)
-    with passes(gate, queue_size=3) as pre:
-        it = iter(pre)
-        for number in range(6):
-            assert next(it) == number
-            until(lambda ahead=number + 4: bool(gate.asked == ahead))
-
-
-@pytest.mark.parametrize("step, woken", [(0, [3, 1, 0]), (1_000_000, [3, 2, 1, 0])])
-def test_short_steps_wake_the_thread_when_half_of_the_batches_are_taken(
-    step: int, woken: list[int]
-) -> None:
-    clock = [step]
-    meter = stats.Meter(lambda: clock[0])
-    stage: Any = None
-    shared = _thread.PrefetchThread(_thread.Options(None, stage, 4, 0, meter))
-    found = []
-    shared.changed.notify_all = lambda: found.append(  # type: ignore[method-assign]
-        len(shared.items)
-    )
-    shared.items.extend([QueueItem(lambda: None)] * 4)
-    for _ in range(4):
-        shared.take([])
-        clock[0] += step
-    assert found == woken
 
 
 class Meeting:
