@@ -118,7 +118,7 @@ def function_of(kind: Any) -> Iterator[None]:
 
 
 class Marker(type):
-    """A metaclass of a class that registers what it checks, as tensordict does."""
+    """A metaclass with a check of its own, as classes of tensordict have."""
 
     def __instancecheck__(cls, value: Any) -> bool:
         if cls.__name__ == "Broken":
@@ -152,7 +152,7 @@ def test_functions_for_other_classes_leave_plain_samples_alone(
         collate(samples)
     with function_of(OTHERS[kind]):
         with mock.patch.object(fetchers, "default_collate", side_effect=KeyError):
-            assert outcome(collate, samples) == wanted  # torch's function is not called
+            assert outcome(collate, samples) == wanted  # without torch's function
         assert outcome(collate, marked) == outcome(default_collate, marked)
     assert outcome(collate, marked) == outcome(default_collate, marked)
 

@@ -58,7 +58,7 @@ Step = tuple[list[int], bool, int, bool, Any]
 
 
 def steps(accelerator: Accelerator, batches: Any, epochs: int = 2) -> list[Step]:
-    """Return what a loop finds out in each step, and after each epoch."""
+    """Return the findings of a loop in each step, and after each epoch."""
     facts, found = accelerator.gradient_state, []
     for _ in range(epochs):
         for batch in batches:

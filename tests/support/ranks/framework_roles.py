@@ -41,7 +41,7 @@ class Run:
     Attributes:
         callers: by the name of an action, the libraries whose code did it.
         epochs: the samples of the batches of each epoch.
-        facts: what the run found out itself.
+        facts: the findings of the run.
     """
 
     def __init__(self) -> None:
