@@ -164,6 +164,7 @@ SIGNALS = {
 HANDLED = "--signals-to-handle=SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1"
 
 
+@pytest.mark.soak
 def test_a_signal_on_one_host_stops_both_and_they_continue(tmp_path: Path) -> None:
     with two_networks() as within:
         codes, logs = stop_and_continue(tmp_path / "whole", within)
