@@ -15,7 +15,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils.data import default_collate
 
-from pyparallel import DataLoader
+from pyparallel import DataLoader, backend
 from pyparallel.core.torch_private import data_collate
 from pyparallel.loader import fetchers
 
@@ -140,6 +140,7 @@ OTHERS = {
 }
 
 
+@pytest.mark.skipif(backend.name == "python", reason="it calls torch's function")
 @pytest.mark.parametrize("when", ["before", "between two batches"])
 @pytest.mark.parametrize("kind", OTHERS)
 def test_functions_for_other_classes_leave_plain_samples_alone(
