@@ -21,7 +21,6 @@ try:
     import ignite.engine
     import lightning
     import mmengine.runner
-    import skorch
     import speechbrain.core
     import transformers
     from accelerate import Accelerator
@@ -269,24 +268,3 @@ def test_a_framework_trains_as_with_its_own_loader(
     assert torch.equal(found.bias, theirs.bias)
     inner = loader.loader if isinstance(loader, PreDataLoader) else loader
     assert inner.stats().batches >= 6  # Lightning begins a pass more
-
-
-@pytest.mark.parametrize("num_workers", [0, 2])
-def test_skorch_makes_our_loader(num_workers: int) -> None:
-    def weights(cls: Any) -> Any:
-        torch.manual_seed(0)
-        net = skorch.NeuralNetRegressor(
-            torch.nn.Linear,
-            module__in_features=1,
-            module__out_features=1,
-            max_epochs=2,
-            batch_size=4,
-            train_split=None,
-            verbose=0,
-            iterator_train=cls,
-            iterator_train__shuffle=True,
-            iterator_train__num_workers=num_workers,
-        )
-        return net.fit(X, ROWS.tensors[1]).module_.weight
-
-    assert torch.equal(weights(pyparallel.DataLoader), weights(TorchLoader))
