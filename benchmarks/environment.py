@@ -106,8 +106,18 @@ def _core_seconds() -> tuple[float, float, float]:
 
 
 def commit() -> str:
-    """Return git's description of this tree; empty outside a checkout."""
-    command = ["git", "-C", str(_ROOT), "describe", "--always", "--dirty"]
+    """Return the commit of this tree, ``-dirty`` if its code differs from it.
+
+    Pages and figures may differ: a run writes those of one question before it measures
+    the next one. The text is empty outside a checkout.
+    """
+    found = _git("describe", "--always")
+    code = ("*.py", "*.cpp", "*.h", "*.cu", "*.cuh")
+    return found + "-dirty" * bool(_git("status", "--porcelain", "-uno", "--", *code))
+
+
+def _git(*arguments: str) -> str:
+    command = ["git", "-C", str(_ROOT), *arguments]
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False)
     except OSError:

@@ -96,11 +96,6 @@ _TORCHS_COLLATE = (
     "pyparallel's Python path calls torch's default_collate. It also counts the batch, "
     "and keeps the position for a resume."
 )
-_REGISTERED = (
-    "The benchmark imports tensordict, which registers classes with torch. At the "
-    "measured commit each batch was then left to torch's default_collate. Later "
-    "commits make it in C++."
-)
 _ONLY_A_THREAD = (
     "A batch has 64 bytes, so there is no copy and no step beside which the thread "
     "could work. Each batch is handed from one thread to another."
@@ -141,7 +136,6 @@ REASONS = (
     Reason("* to *", "*pad_stack*", "ours, Python", _NATIVE_PEER),
     Reason("many small to *", "pad_stack, to(dtype)", "ours, native", _SHORT_ROWS),
     Reason("*, no workers", "torch's loader", "ours, Python", _TORCHS_COLLATE),
-    Reason("*, no workers", "torch's loader", "ours, native", _REGISTERED),
     Reason("*, PreDataLoader", "the loader alone", "ours, *", _ONLY_A_THREAD),
     Reason("threads: first batch*", "*threads", "our processes", _START),
     Reason("threads: * pure Python", "torch's processes", "ours, *", _GIL),
