@@ -18,10 +18,7 @@ from collections.abc import Iterator
 from multiprocessing.connection import Connection
 
 #: Signals that end a process after a fault in native code.
-_CRASHES = {
-    *(signal.SIGABRT, signal.SIGBUS, signal.SIGFPE),
-    *(signal.SIGILL, signal.SIGSEGV),
-}
+_CRASHES = {signal.SIGABRT, signal.SIGFPE, signal.SIGILL, signal.SIGSEGV}
 #: Programs rarely use this signal, and a process that has no handler ignores it.
 _SIGNAL = signal.SIGURG
 #: Seconds for which the parent waits for a stack, and between two looks at its size.
@@ -49,6 +46,13 @@ def advice(code: int | None) -> str:
         return (
             "Look for an out-of-memory kill in the system's log (dmesg). Use fewer "
             "workers, smaller batches or a smaller prefetch_factor."
+        )
+    if code == -signal.SIGBUS:
+        return (
+            "A page of a mapped file was missing: /dev/shm or another file system is "
+            "full, or the file became shorter while it was mapped. Free space there "
+            "(docker run --shm-size), and do not write to files of np.memmap or "
+            "torch.load(mmap=True) during the epoch."
         )
     if code is not None and -code in _CRASHES:
         return (

@@ -291,6 +291,12 @@ CRASH = (
     "Native code crashed. To see the line, run the loader with num_workers=0 under "
     "python -X faulthandler."
 )
+MAPPED = (
+    "A page of a mapped file was missing: /dev/shm or another file system is full, or "
+    "the file became shorter while it was mapped. Free space there (docker run "
+    "--shm-size), and do not write to files of np.memmap or torch.load(mmap=True) "
+    "during the epoch."
+)
 KILLED = (
     "Look for an out-of-memory kill in the system's log (dmesg). Use fewer workers, "
     "smaller batches or a smaller prefetch_factor."
@@ -302,6 +308,7 @@ KILLED = (
     [
         (signal.SIGKILL, "-9, SIGKILL", KILLED, True, False),
         (signal.SIGSEGV, "-11, SIGSEGV", CRASH, False, False),
+        (signal.SIGBUS, "-7, SIGBUS", MAPPED, True, False),
         (-3, "3", OTHER, False, True),
         (signal.SIGKILL, "-9, SIGKILL", KILLED, True, True),
     ],
