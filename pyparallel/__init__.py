@@ -5,8 +5,6 @@ it to devices, and the wrappers run the training step on it. ``pyparallel doctor
 reports the backend in use and the reason for it.
 """
 
-from importlib import metadata as _metadata
-
 from . import memory
 from .batch.collate import collate
 from .batch.collate_fields import Collate
@@ -16,6 +14,7 @@ from .batch.padding import Padded, Padding
 from .batch.ragged import Ragged
 from .batch.rules import Concat, List, Pad, Stack
 from .batch.unpad import resize_mask, unpad
+from .core import versions as _versions
 from .core.errors import BatchWarning, Error, LoaderWarning
 from .images.preprocessor import ImagePreprocessor
 from .loader.data_loader import DataLoader
@@ -37,10 +36,7 @@ from .scatter_gather.scatter import scatter, scatter_kwargs
 from .scatter_gather.to_host import HostCopy, start_to_host, to_host
 from .transfer.static import StaticBatches
 
-try:
-    __version__ = _metadata.version("pyparallel-torch")
-except _metadata.PackageNotFoundError:  # a source tree that is not installed
-    __version__ = "0+unknown"
+__version__ = _versions.VERSION
 
 _install_profiler()
 

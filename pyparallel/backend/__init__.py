@@ -133,28 +133,44 @@ def _load() -> Any:
 _folder = Path(__file__).parent
 _found = find(_folder)
 built_for: dict[str, Any] = _found.record if _found else {}
-_choice = choose(
-    os.environ.get("PYPARALLEL_BACKEND") or "auto",
-    _found.record if _found else None,
-    torch.__version__,
-    torch.version.cuda,
-    _load,
-    list_other_pythons(_folder),
-)
-if _choice.warns:
-    _text = f"[PP001] {_choice.reason}\nUntil then, pure Python runs."
-    warnings.warn(_text, RuntimeWarning, stacklevel=2)
-
-name: str = _choice.name
-reason: str = _choice.reason
-load_error: Exception | None = _choice.load_error
-
-if not TYPE_CHECKING:
-    _chosen = _choice.module or _python
-    globals().update({each: getattr(_chosen, each) for each in _OPERATORS})
-
+name: str
+reason: str
+load_error: Exception | None
 #: Pure Python uses torch's operators, which support every device.
-devices: tuple[str, ...] = (
-    tuple(_choice.module.devices()) if _choice.module else ("cpu", "cuda")
-)
-transfers: tuple[str, ...] = tuple(_choice.module.transfers()) if _choice.module else ()
+devices: tuple[str, ...]
+transfers: tuple[str, ...]
+
+
+def use(requested: str) -> None:
+    """Use another backend from now on, as a worker that uses that of its parent.
+
+    Args:
+        requested: a value of ``PYPARALLEL_BACKEND``.
+
+    Raises:
+        ValueError: ``requested`` is not one of the three values.
+        ImportError: ``requested`` is ``native`` and the extension cannot be used.
+    """
+    choice = choose(
+        requested,
+        _found.record if _found else None,
+        torch.__version__,
+        torch.version.cuda,
+        _load,
+        list_other_pythons(_folder),
+    )
+    if choice.warns:
+        text = f"[PP001] {choice.reason}\nUntil then, pure Python runs."
+        warnings.warn(text, RuntimeWarning, stacklevel=3)
+    module = choice.module
+    globals().update(
+        {each: getattr(module or _python, each) for each in _OPERATORS},
+        name=choice.name,
+        reason=choice.reason,
+        load_error=choice.load_error,
+        devices=tuple(module.devices()) if module else ("cpu", "cuda"),
+        transfers=tuple(module.transfers()) if module else (),
+    )
+
+
+use(os.environ.get("PYPARALLEL_BACKEND") or "auto")

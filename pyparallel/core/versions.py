@@ -8,6 +8,7 @@ tests/project/test_versions.py compares them.
 from __future__ import annotations
 
 import re
+from importlib import metadata
 
 #: The versions of CPython in the tests.
 PYTHONS = ("3.10", "3.11", "3.12", "3.13", "3.14")
@@ -15,6 +16,12 @@ PYTHONS = ("3.10", "3.11", "3.12", "3.13", "3.14")
 OLDEST_TORCH = "2.8"
 #: The newest release in the tests. Newer releases are accepted.
 NEWEST_TORCH = "2.15"
+
+try:
+    #: The version of this package.
+    VERSION = metadata.version("pyparallel-torch")
+except metadata.PackageNotFoundError:  # a source tree that is not installed
+    VERSION = "0+unknown"
 
 
 def supported() -> dict[str, str]:

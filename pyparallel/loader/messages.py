@@ -49,9 +49,12 @@ class BatchProgram:
     ) -> None:
         self._reader, self._ring, self._holder = reader, ring, first_holder
         self._limit, self._moves = inline_nbytes, False
+        self._backend = backend.name
 
     def start(self, worker: int) -> None:
         """Prepare the worker."""
+        if backend.name != self._backend:  # of the parent, as in a fork server
+            backend.use(self._backend)
         self._worker, self._holder = worker, self._holder + worker
         if self._ring is not None:
             self._ring = self._ring.mapped_here()

@@ -64,9 +64,12 @@ class RingMemory:
         name: a name that no other ring of the machine has.
         num_slabs: number of slabs.
         slab_nbytes: largest size of a batch in bytes, a multiple of 64.
+        poison: whether free slabs are overwritten. The same in all of its processes.
     """
 
-    def __init__(self, fd: int, name: str, num_slabs: int, slab_nbytes: int) -> None:
+    def __init__(
+        self, fd: int, name: str, num_slabs: int, slab_nbytes: int, poison: bool
+    ) -> None:
         self.fd: int = fd
         self.name: str = name
         self.num_slabs: int = num_slabs
@@ -81,12 +84,11 @@ class RingMemory:
         self._stride = _stride(slab_nbytes)
         # One type for all slabs: ctypes never frees the types that it creates.
         self._slab_type: Any = ctypes.c_uint8 * self._stride
-        self.poison_enabled: bool = debug.poison_enabled
+        self.poison_enabled: bool = poison
 
     def __reduce__(self) -> Any:
         # Called only while a worker is started: its arguments carry the descriptor.
-        fd = reduction.DupFd(self.fd)
-        return _attach, (fd, self.name, self.num_slabs, self.slab_nbytes)
+        return _attach, (reduction.DupFd(self.fd), *self._layout())
 
     def mapped_here(self) -> RingMemory:
         """Return the memory as mapped by this process; map it in a forked worker.
@@ -96,7 +98,10 @@ class RingMemory:
         """
         if self._pid == os.getpid():
             return self
-        return RingMemory(os.dup(self.fd), self.name, self.num_slabs, self.slab_nbytes)
+        return RingMemory(os.dup(self.fd), *self._layout())
+
+    def _layout(self) -> tuple[str, int, int, bool]:
+        return self.name, self.num_slabs, self.slab_nbytes, self.poison_enabled
 
     def claim(self, holder: int) -> Slab | None:
         """Claim a free slab for a worker; return None if no slab is free.
@@ -367,7 +372,8 @@ class Ring(RingMemory):
     def __init__(self, num_slabs: int, slab_nbytes: int) -> None:
         slab_nbytes = slab_nbytes // _LINE * _LINE
         fd = memfd.create(total_nbytes(num_slabs, slab_nbytes))
-        super().__init__(fd, uuid.uuid4().hex, num_slabs, slab_nbytes)
+        name, poison = uuid.uuid4().hex, debug.poison_enabled
+        super().__init__(fd, name, num_slabs, slab_nbytes, poison)
         memfd.reserve(fd, 0, self.slab_offset(0))
         backend.ring_format(self.header, num_slabs)
         self._next_holder = PARENT + 1
@@ -579,6 +585,6 @@ def _whole_pages(nbytes: int) -> int:
     return -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
 
 
-def _attach(fd: Any, name: str, num_slabs: int, slab_nbytes: int) -> RingMemory:
+def _attach(fd: Any, *layout: Any) -> RingMemory:
     """Map the ring of another process, to claim its slabs."""
-    return RingMemory(fd.detach(), name, num_slabs, slab_nbytes)
+    return RingMemory(fd.detach(), *layout)

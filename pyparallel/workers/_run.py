@@ -12,6 +12,7 @@ import traceback
 from multiprocessing.connection import Connection
 from typing import Any
 
+from ..core.versions import VERSION
 from . import deaths, descriptors
 from ._channel import Channel, close_in_children
 from ._start import restore_handlers
@@ -82,15 +83,29 @@ def _prepare(
 ) -> PackedProgram | None:
     """Return the program after its start. Send an error, and return None."""
     try:
-        loaded = program or descriptors.load(*_receive(channel)[1:])
+        if program is None:
+            version, *pickled = _receive(channel)
+            _check_version(bytes(version).decode())
+            program = descriptors.load(*pickled)
         _send(channel, b"", LOADED)
-        loaded.start(worker)
+        program.start(worker)
     except Exception:
         text = traceback.format_exc().encode(errors="replace")
         _send(channel, b"", FAILED + text)
         return None
     _send(channel, b"", READY)
-    return loaded
+    return program
+
+
+def _check_version(version: str) -> None:
+    """Raise an error if the parent has another version of this package."""
+    if version != VERSION:
+        folder = os.path.dirname(os.path.dirname(__file__))
+        raise RuntimeError(
+            f"DataLoader: workers must have version {version} of pyparallel like their "
+            f"parent, but have {VERSION}, from {folder}. Look for a fork server that "
+            "started earlier, or for another PYTHONPATH."
+        )
 
 
 def _answer(channel: Channel, program: PackedProgram) -> bool:

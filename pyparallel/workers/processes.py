@@ -26,6 +26,7 @@ from typing import Any
 
 from ..core.cpu_time import cores_allowed
 from ..core.process import Living
+from ..core.versions import VERSION
 from . import deaths, descriptors
 from ._channel import Channel, close_in_children, pair
 from ._run import FAILED, LAST, READY, work
@@ -136,7 +137,7 @@ class ProcessWorkers(Workers):
             if not forks:
                 pickled, sent = descriptors.dump(program)
                 data = data if pickled == data else pickled  # keep equal ones once
-                worker.channel.send(b"", data, sent)
+                worker.channel.send(VERSION.encode(), data, sent)
             self._watch(worker)
         self._waiting.extend(self._workers)
 
