@@ -201,7 +201,8 @@ def test_a_class_with_iterators_of_its_own_is_no_base_of_ours(theirs: type) -> N
         type("Loader", (theirs, pyparallel.DataLoader), {})
 
 
-TIMM = """
+#: The beginning of programs for packages of make test-peers in a folder of their own.
+OTHER_FOLDER = """
 import sys
 import torch
 import pyparallel
@@ -211,6 +212,8 @@ sys.path.insert(0, sys.argv[1])
 compiled = torch.library.Library("torchvision", "DEF")
 for name in ("nms", "qnms"):
     compiled.define(f"{name}(Tensor dets, Tensor scores, float threshold) -> Tensor")
+"""
+TIMM = """
 from timm.data.loader import MultiEpochsDataLoader
 
 class Loader(MultiEpochsDataLoader, pyparallel.DataLoader):
@@ -254,23 +257,76 @@ if __name__ == "__main__":
 """
 
 
-def test_the_class_of_timm_with_one_iterator_for_all_epochs(tmp_path: Path) -> None:
+TORCHVISION = """
+from torchvision.transforms import v2
+
+IMAGE = (torch.arange(3 * 16 * 16) % 256).to(torch.uint8).view(3, 16, 16)
+TRANSFORMS = {
+    "flip": v2.RandomHorizontalFlip(),
+    "crop": v2.RandomResizedCrop(8),
+    "jitter": v2.ColorJitter(0.5, 0.5),
+    "rotation": v2.RandomRotation(45),
+    "erasing": v2.RandomErasing(1.0),
+    "noise": v2.Compose([v2.ToDtype(torch.float32, scale=True), v2.GaussianNoise()]),
+    "choice": v2.RandomChoice([v2.RandomInvert(), v2.RandomPosterize(2)]),
+    "policy": v2.RandAugment(),
+}
+
+class Images(torch.utils.data.Dataset):
+    def __init__(self, transform):
+        self.transform = transform
+    def __len__(self):
+        return 12
+    def __getitem__(self, index):
+        with OwnGenerator():
+            return self.transform(IMAGE)
+
+def images(transform, method, count):
+    loader = pyparallel.DataLoader(
+        Images(transform), 3, num_workers=count, worker_method=method,
+        sample_seeds=True, generator=torch.Generator().manual_seed(1))
+    return torch.cat(list(loader))
+
+if __name__ == "__main__":
+    for name, transform in TRANSFORMS.items():
+        before = torch.get_rng_state()
+        expected = images(transform, "multiprocessing", 0)
+        for method, count in [("multiprocessing", 2), ("thread", 1), ("thread", 3)]:
+            assert images(transform, method, count).equal(expected), (name, method)
+        assert len(expected.unique(dim=0)) > 1, name
+        assert torch.get_rng_state().equal(before), name
+        print(name)
+"""
+
+
+def run_other_folder(program: str, path: Path) -> str:
+    """Run a program that uses packages in the folder of timm; return its output."""
     folder = Path(sys.prefix) / "timm"
     if not folder.is_dir():
         pytest.skip(f"needs {folder}: make test-peers installs it")
-    (tmp_path / "program.py").write_text(TIMM)
-    command = ["-W", "ignore", "program.py", str(folder)]
+    path.write_text(OTHER_FOLDER + program)
     done = subprocess.run(
-        [sys.executable, *command],
-        cwd=tmp_path,
+        [sys.executable, "-W", "ignore", path, folder],
         capture_output=True,
         text=True,
         timeout=300,
         check=False,
     )
     assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_the_class_of_timm_with_one_iterator_for_all_epochs(tmp_path: Path) -> None:
     text = "MultiEpochsDataLoader.__iter__ reads one iterator in several epochs"
-    assert done.stdout.count(text) == 2 * 3
+    assert run_other_folder(TIMM, tmp_path / "program.py").count(text) == 2 * 3
+
+
+def test_the_recipe_for_transforms_of_torchvision(tmp_path: Path) -> None:
+    page = Path(__file__).parents[2] / "docs" / "threads.md"
+    _, _, text = page.read_text(encoding="utf-8").partition("Transforms of torchvision")
+    recipe = text.split("```python", 1)[1].split("with OwnGenerator():", 1)[0]
+    program = f"from pyparallel import sample_random\n{recipe}{TORCHVISION}"
+    assert len(run_other_folder(program, tmp_path / "program.py").split()) == 8
 
 
 # --------------------------------------------------------------- our loader in a loop
