@@ -489,7 +489,6 @@ def test_without_order_the_first_batch_that_is_ready_comes_first(in_order: Any) 
     assert found[:2] == [1, 3] and sorted(found) == [0, 1, 2, 3]
 
 
-@pytest.mark.also_peers
 def test_the_names_that_other_libraries_use() -> None:
     loader: DataLoader[int] = DataLoader(
         range(6), 2, num_workers=2, persistent_workers=True
@@ -516,7 +515,6 @@ def test_the_names_that_other_libraries_use() -> None:
         batches.__getstate__()
 
 
-@pytest.mark.also_peers
 @with_kinds
 def test_torch_geometric_transforms_the_batches_of_an_iterator(kind: str) -> None:
     """The pattern of its ``NodeLoader`` and ``DataLoaderIterator``, on our class."""
@@ -547,7 +545,6 @@ def test_torch_geometric_transforms_the_batches_of_an_iterator(kind: str) -> Non
     assert len(iter(loader)) == 3
 
 
-@pytest.mark.also_peers
 def test_composer_ends_the_workers_in_the_middle_of_an_epoch() -> None:
     """The pattern of ``Trainer.close`` and of its ``DataSpec``, on our class."""
     loader = DataLoader(range(8), 2, num_workers=2, persistent_workers=True)
