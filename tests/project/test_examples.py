@@ -115,6 +115,8 @@ def test_a_stopped_run_continues_in_mid_epoch(tmp_path: Path) -> None:
     [
         (["SIGTERM:rank:0:17"], [2, 2]),
         (["SIGTERM:rank:1:3", "SIGUSR1:rank:0:15"], [1, 2, 3]),
+        # The ranks have agreed to go on, so they stop after the next step.
+        (["SIGTERM:late:1:16"], [2, 2]),
     ],
 )
 def test_a_sharded_run_continues_after_signals(

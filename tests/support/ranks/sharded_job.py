@@ -3,7 +3,8 @@
     sharded_job.py FOLDER EPOCHS SIGNAL:TARGET:RANK:STEP [...]
 
 It prints the samples that the rank uses. Each signal is sent once, by the rank to
-itself (TARGET is ``rank``) or to its torchrun (``agent``): a file in FOLDER records it.
+itself (TARGET is ``rank``, or ``late``: after the ranks have agreed) or to its torchrun
+(``agent``): a file in FOLDER records it.
 At the end rank 0 writes the parameters to ``FOLDER/trained.pt``.
 """
 
@@ -13,6 +14,7 @@ import os
 import runpy
 import signal
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +30,7 @@ del sys.argv[3:]
 complete = [int(path.parent.name[5:]) for path in folder.glob("step-*/.metadata")]
 step, optimizers = max(complete, default=0), []
 make_loader, destroy = pyparallel.DataLoader, dist.destroy_process_group
+all_reduce = dist.all_reduce
 
 
 class Printed:
@@ -54,13 +57,40 @@ def send_signals(optimizer: Optimizer, *_: object) -> None:
         return
     optimizers.append(optimizer)
     step += 1
+    send_due("rank", "agent")
+
+
+def agree_and_send(*arguments: Any, **options: Any) -> Any:
+    result = all_reduce(*arguments, **options)
+    send_due("late")
+    return result
+
+
+def send_due(*targets: str) -> None:
+    """Send the signals of this step."""
     for fault in faults:
         name, target, rank, at = fault.split(":")
         sent = folder / fault
-        if (int(rank), int(at)) == (dist.get_rank(), step) and not sent.exists():
+        is_due = (int(rank), int(at)) == (dist.get_rank(), step)
+        if target in targets and is_due and not sent.exists():
             sent.touch()
-            pid = os.getpid() if target == "rank" else os.getppid()
-            os.kill(pid, getattr(signal, name))
+            pid = os.getppid() if target == "agent" else os.getpid()
+            send(pid, getattr(signal, name))
+
+
+def send(pid: int, number: int) -> None:
+    """Send a signal, and wait until this process has received it."""
+    received = threading.Event()
+    handler: Any = signal.getsignal(number)
+
+    def receive(*arguments: Any) -> None:
+        handler(*arguments)
+        received.set()
+
+    signal.signal(number, receive)
+    os.kill(pid, number)
+    while not received.wait(0.01):  # a signal ends no wait without a limit
+        pass
 
 
 def save_and_destroy() -> None:
@@ -74,4 +104,5 @@ print("network", os.readlink("/proc/self/ns/net"), flush=True)
 register_optimizer_step_post_hook(send_signals)
 pyparallel.DataLoader = printing_loader  # type: ignore[misc]
 dist.destroy_process_group = save_and_destroy
+dist.all_reduce = agree_and_send
 runpy.run_path(str(ROOT / "examples" / "fully_sharded.py"), run_name="__main__")
