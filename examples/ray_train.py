@@ -12,21 +12,17 @@ import torch
 from ray.cluster_utils import Cluster
 from torch import nn
 
-from pyparallel import Collate, DataLoader, Pad, SizeBatchSampler, Stack
+from pyparallel import Collate, DataLoader, Pad, SizeBatchSampler
 
 LENGTHS = [8 + 7 * i % 32 for i in range(200)]
-WALKS = [torch.arange(3.0 * n).sin().view(3, n) for n in LENGTHS]
-SAMPLES = [{"steps": walk, "end": walk.sum(1)} for walk in WALKS]
+SAMPLES = [{"steps": torch.arange(3.0 * n).sin().view(3, n)} for n in LENGTHS]
 
 
 def train():
     """Train on this rank."""
-    step, first = 0, ray.train.get_context().get_world_rank() == 0
-    sampler = SizeBatchSampler(
-        LENGTHS, max_padded=200
-    )  # instead of prepare_data_loader
-    merge = Collate({"steps": Pad(), "end": Stack()})
-    loader = DataLoader(SAMPLES, batch_sampler=sampler, collate_fn=merge)
+    step, rank = 0, ray.train.get_context().get_world_rank()
+    sampler = SizeBatchSampler(LENGTHS, max_padded=200)  # no prepare_data_loader
+    loader = DataLoader(SAMPLES, batch_sampler=sampler, collate_fn=Collate(steps=Pad()))
     torch.manual_seed(0)
     model = ray.train.torch.prepare_model(nn.Conv1d(3, 3, 1, bias=False))
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
@@ -39,30 +35,25 @@ def train():
     while sampler.epoch < 2:
         for batch in loader:
             found = model(batch["steps"]).sum(2)  # padding adds 0
-            nn.functional.mse_loss(found, batch["end"]).backward()
+            nn.functional.mse_loss(found, batch["steps"].sum(2)).backward()
             optimizer.step()
             optimizer.zero_grad()
             step += 1
             if step % 7 == 0:
+                states = {name: part.state_dict() for name, part in parts.items()}
                 with tempfile.TemporaryDirectory() as folder:
-                    states = {name: part.state_dict() for name, part in parts.items()}
                     torch.save((step, states), f"{folder}/state.pt")
-                    checkpoint = ray.train.Checkpoint(folder) if first else None
+                    checkpoint = None if rank else ray.train.Checkpoint(folder)
                     ray.train.report({"step": step}, checkpoint=checkpoint)
 
 
-def main(loop, folder):
-    """Run a loop on two ranks, one on each node, and print the last checkpoint."""
+if __name__ == "__main__":
     cluster = Cluster(True, head_node_args={"num_cpus": 1}, connect=True)
     cluster.add_node(num_cpus=1)
     ranks = ray.train.ScalingConfig(num_workers=2, placement_strategy="STRICT_SPREAD")
-    again, path = ray.train.FailureConfig(max_failures=1), str(Path(folder).resolve())
-    run = ray.train.RunConfig(storage_path=path, failure_config=again)
-    trainer = ray.train.torch.TorchTrainer(loop, scaling_config=ranks, run_config=run)
+    path, again = Path(sys.argv[1]).resolve(), ray.train.FailureConfig(max_failures=1)
+    run = ray.train.RunConfig(storage_path=str(path), failure_config=again)
+    trainer = ray.train.torch.TorchTrainer(train, scaling_config=ranks, run_config=run)
     print(trainer.fit().checkpoint.path)
     ray.shutdown()
     cluster.shutdown()
-
-
-if __name__ == "__main__":
-    main(train, sys.argv[1])

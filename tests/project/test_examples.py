@@ -50,7 +50,7 @@ def test_an_example_uses_public_names_and_is_described(path: Path) -> None:
 
 
 #: The programs of the pages on frameworks and on many machines.
-SHORT = ["detection", "fully_sharded", "ray_data"]
+SHORT = ["detection", "fully_sharded", "mmengine_runner", "ray_data", "ray_train"]
 
 
 @pytest.mark.parametrize("name", SHORT)
@@ -62,6 +62,7 @@ def test_a_program_for_a_framework_is_short(name: str) -> None:
 DIFFERENCES = {
     "docs/frameworks.md": (3, []),
     "docs/many-machines.md": (3, ["fully_sharded", "ray_data", "ray_train"]),
+    "docs/mmengine-runner.md": (1, ["mmengine_runner"]),
     "docs/sources.md": (4, []),
 }
 

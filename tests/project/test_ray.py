@@ -14,8 +14,10 @@ from tests.support.repository.folders import ROOT, SUPPORT
 pytestmark = [pytest.mark.peers, pytest.mark.ray, pytest.mark.timeout(1000)]
 
 
-def last_state(script: Path, folder: Path) -> tuple[int, dict[str, dict[str, object]]]:
-    done = python(script, str(folder), limit=450)
+def last_state(
+    script: Path, *arguments: str
+) -> tuple[int, dict[str, dict[str, object]]]:
+    done = python(script, *arguments, limit=450)
     assert done.returncode == 0, done.stderr[-3000:]
     path = done.stdout.splitlines()[-1]
     found: tuple[int, dict[str, dict[str, object]]]
@@ -23,13 +25,17 @@ def last_state(script: Path, folder: Path) -> tuple[int, dict[str, dict[str, obj
     return found
 
 
-def test_a_run_continues_after_a_worker_was_killed(tmp_path: Path) -> None:
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_run_continues_after_a_worker_was_killed(ranks: int, tmp_path: Path) -> None:
     killed, whole = tmp_path / "killed", tmp_path / "whole"
-    killed.mkdir()
-    step, states = last_state(SUPPORT / "ranks" / "ray_job.py", killed)
+    killed.mkdir(), whole.mkdir()
+    job = SUPPORT / "ranks" / "ray_job.py"
+    step, states = last_state(job, str(killed), str(ranks))
     assert (killed / "died").exists()
-    expected_step, expected = last_state(ROOT / "examples" / "ray_train.py", whole)
-    assert step == expected_step == 28
+    (whole / "died").touch()  # nothing happens
+    undisturbed = (job, ROOT / "examples" / "ray_train.py")[ranks - 1]
+    expected_step, expected = last_state(undisturbed, str(whole), str(ranks))
+    assert step == expected_step and step == (49, 28)[ranks - 1]
     weights, expected_weights = states["model"], expected["model"]
     assert list(weights) == list(expected_weights)
     for name, value in weights.items():
