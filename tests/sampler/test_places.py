@@ -16,7 +16,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from pyparallel import SizeBatchSampler
-from pyparallel.sampler import planner
+from pyparallel.sampler import places, planner
 
 pytestmark = pytest.mark.one_backend
 
@@ -205,6 +205,32 @@ def test_a_rank_divides_the_places_alone(
     assert divided == [plan_size]
     # The order of the samples, the numbers of the cells, and the plan of the places.
     assert kept < 4 * number + 4 * number // 2 + 100 * plan_size + 200_000
+
+
+#: The lowest and highest sizes of dimensions. Short ranges have a table of levels.
+RANGES = {
+    "short": [(200, 1400), (1, 4096)],
+    "as long as a table": [(5, 5 + 2**16)],
+    "longer than a table": [(0, 2**16 + 1), (3, 40)],
+    "equal sizes": [(7, 8), (30, 60)],
+    "the largest sizes": [(2**31 - 2**15, 2**31), (0, 2**31), (0, 9)],
+}
+
+
+@pytest.mark.parametrize("ranges", RANGES.values(), ids=RANGES)
+def test_a_table_of_levels_gives_the_calculated_order(
+    ranges: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    generator = np.random.default_rng(0)
+    columns = [generator.integers(*each, 2**17) for each in ranges]
+    sizes = np.stack(columns, axis=1).astype(np.int32)
+    sizes[:2] = np.transpose([(low, high - 1) for low, high in ranges])
+    found = places.Places.of(sizes, plan_size=10_000)
+    monkeypatch.setattr(places, "_MAX_TABLE", 0)
+    expected = places.Places.of(sizes, plan_size=10_000)
+    assert found.order is not None and expected.order is not None
+    assert np.array_equal(found.order, expected.order)
+    assert np.array_equal(found.sizes, expected.sizes)
 
 
 @pytest.mark.parametrize("num_dims", [1, 2, 3])
