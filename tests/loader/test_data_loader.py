@@ -148,7 +148,7 @@ def test_samplers(options: dict[str, Any], workers: int) -> None:
     compare(dataset, num_workers=workers, **options)
 
 
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("workers", [0, 1, 2])
 @pytest.mark.parametrize("batch_size", [None, 3])
 @pytest.mark.parametrize("has_len", [False, True])
 def test_streams(workers: int, batch_size: int | None, has_len: bool) -> None:

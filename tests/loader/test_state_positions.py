@@ -1,9 +1,8 @@
 """A state of each position is continued, also that of a run that was continued before.
 
 A table: position x first, second and third start x kind of sampler x workers x
-`PreDataLoader` x call of ``set_epoch`` before, after or not at each start. Each kind
-meets each mode, but not all cells are run. Each is compared with the same run without a
-stop.
+`PreDataLoader` x call of ``set_epoch`` before, after or not at each start. Each cell is
+compared with the same run without a stop.
 """
 
 from __future__ import annotations
@@ -251,28 +250,33 @@ def check(
     stop(whole, [])
 
 
+@pytest.mark.parametrize("prefetches", [False, True], ids=["plain", "prefetch"])
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("kind", KINDS)
-def test_three_starts_at_some_positions(kind: str, mode: str) -> None:
-    # Each kind and each mode with and without a prefetcher, but not each pair.
-    prefetches = ([*KINDS].index(kind) + MODES.index(mode)) % 2 == 1
-    check(kind, mode, (4, 2, 1), prefetches)
+def test_three_starts_at_some_positions(kind: str, mode: str, prefetches: bool) -> None:
+    check(kind, mode, (4, 2, 2), prefetches)
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("which", range(2))
 @pytest.mark.parametrize("kind", KINDS)
-def test_three_starts_at_all_positions(kind: str) -> None:
-    check(kind, MODES[[*KINDS].index(kind) % 6], (99, 2, 1))
+def test_three_starts_at_all_positions(kind: str, which: int) -> None:
+    # Each kind in two of the modes.
+    check(kind, MODES[([*KINDS].index(kind) + 3 * which) % 6], (99, 4, 1))
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("persistent", [False, True], ids=["anew", "persistent"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_three_starts_with_workers(kind: str) -> None:
-    # Each option with several kinds, and each mode with one or two.
-    number = [*KINDS].index(kind)
-    persistent, prefetches = number % 2 == 1, number % 4 in (1, 2)
+def test_three_starts_with_workers(kind: str, persistent: bool) -> None:
     options = {"num_workers": 1 + persistent, "persistent_workers": persistent}
-    check(kind, MODES[number % 6], (2, 2, 1), prefetches, **options)
+    # Each kind in two of the modes, once with and once without a prefetcher.
+    number = [*KINDS].index(kind)
+    prefetches, mode = (
+        (number + persistent) % 2 == 0,
+        MODES[(number + 3 * persistent) % 6],
+    )
+    check(kind, mode, (2, 2, 1), prefetches, **options)
 
 
 def is_idle(pass_: Any) -> bool:
@@ -281,10 +285,8 @@ def is_idle(pass_: Any) -> bool:
     return is_full or not pass_.thread.is_alive()
 
 
-@pytest.mark.parametrize(
-    ("workers", "prefetches"),
-    [(0, False), (0, True), pytest.param(2, True, marks=pytest.mark.slow)],
-)
+@pytest.mark.parametrize("prefetches", [False, True], ids=["plain", "prefetch"])
+@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("sets", [False, True], ids=["", "set_epoch"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_beginning_of_an_epoch_after_one_that_was_left(

@@ -158,6 +158,7 @@ def stop_and_continue(
 #: each agent gets one, as SLURM sends it to all of its tasks.
 SIGNALS = {
     "SIGTERM:rank:1:17": [0, 0],
+    "SIGUSR1:rank:0:15": [0, 0],
     "SIGUSR1:agent:0:17,SIGUSR1:agent:1:17": [1, 1],
 }
 HANDLED = "--signals-to-handle=SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1"

@@ -473,7 +473,7 @@ print("another sitecustomize")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("start", ["", "fork", "forkserver"])
+@pytest.mark.parametrize("start", ["", "fork", "forkserver", "spawn"])
 def test_a_script_that_never_imports_the_package_is_profiled(tmp_path, capfd, start):
     path = tmp_path / "torch_only.py"
     path.write_text(TORCH_ONLY, encoding="utf-8")
