@@ -6,7 +6,6 @@ that of the parent, unless it changes after the import.
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -62,9 +61,7 @@ def run(
     script = folder / "different.py"
     script.write_text(SCRIPT, encoding="utf-8")
     command = [sys.executable, str(script), backends, modes, method, version]
-    return subprocess.run(
-        command, capture_output=True, text=True, timeout=300, env={**os.environ}
-    )
+    return subprocess.run(command, capture_output=True, text=True, timeout=300)
 
 
 @pytest.mark.skipif(backend.name != "native", reason="needs the extension")

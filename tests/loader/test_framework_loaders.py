@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import pyparallel
+from tests.support.repository.docs_blocks import blocks
 
 try:
     import fastai.learner
@@ -322,9 +323,9 @@ def test_the_class_of_timm_with_one_iterator_for_all_epochs(tmp_path: Path) -> N
 
 
 def test_the_recipe_for_transforms_of_torchvision(tmp_path: Path) -> None:
-    page = Path(__file__).parents[2] / "docs" / "threads.md"
-    _, _, text = page.read_text(encoding="utf-8").partition("Transforms of torchvision")
-    recipe = text.split("```python", 1)[1].split("with OwnGenerator():", 1)[0]
+    texts = [block.text for block in blocks("docs/threads.md")]
+    (text,) = [each for each in texts if "class OwnGenerator" in each]
+    recipe = text.partition("with OwnGenerator():")[0]
     program = f"from pyparallel import sample_random\n{recipe}{TORCHVISION}"
     assert len(run_other_folder(program, tmp_path / "program.py").split()) == 8
 
