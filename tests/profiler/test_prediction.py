@@ -250,6 +250,14 @@ def test_transports_are_measured_for_every_way() -> None:
     assert all(len(times) == 3 and min(times) >= 0 for times in found.values())
 
 
+class Computed(Ragged):
+    """Samples that take longer than a wait for a core between two clocks."""
+
+    def __getitem__(self, i: int) -> Any:
+        sum(range(50_000))
+        return super().__getitem__(i)
+
+
 def padded(samples: list[Any]) -> dict[str, torch.Tensor]:
     x = torch.nn.utils.rnn.pad_sequence([each["x"] for each in samples], True)
     return {"label": torch.tensor([each["label"] for each in samples]), "x": x}
@@ -258,7 +266,7 @@ def padded(samples: list[Any]) -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_loop_of_torch_has_all_figures(tmp_path: Any, workers: int) -> None:
     shapes = [(1 + 2 * (i % 2),) for i in range(40)]
-    loader = TorchLoader(Ragged(shapes), 2, num_workers=workers, collate_fn=padded)
+    loader = TorchLoader(Computed(shapes), 2, num_workers=workers, collate_fn=padded)
     with pyparallel.profile(tmp_path, steps=12, warmup=4):
         assert sum(1 for _ in loader) == 20
     record = Record.from_json((tmp_path / "profile.json").read_text())
