@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import multiprocessing
 import os
 import pickle
@@ -63,6 +64,7 @@ class Program:
         raise SystemExit(code)
 
     def kill(self, number: int) -> None:
+        faulthandler.disable()  # that of pytest prints 50 lines
         os.kill(os.getpid(), number)
 
     def last(self, value: Any) -> Outgoing:
