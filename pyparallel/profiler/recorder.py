@@ -30,7 +30,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -162,7 +162,7 @@ class Recorder:
                 yield
             finally:
                 end = time.perf_counter_ns()
-                more |= _passed(before, self.times())
+                more |= _passed(before, self.times(), end - start)
                 if gil_wait is not None:
                     blocked = end - start - more["cpu"] - more["core_wait"]
                     more["gil_wait"] = int(1e9 * gil_wait.end(blocked / 1e9))
@@ -172,16 +172,16 @@ class Recorder:
                     more["padding_nbytes"] = stacked.padding_nbytes
                 self.write(kind, start, end, **more)
 
-    def times(self) -> tuple[int, int]:
-        """Return the CPU time and the time without a core so far, in nanoseconds."""
-        cpu = time.thread_time()
+    def times(self) -> Times:
+        """Return the CPU times and the time without a core so far."""
+        thread = others = int(1e9 * time.thread_time())
         if in_worker_process() or self._is_loop():
-            cpu = cpu_seconds()
+            others = int(1e9 * cpu_seconds())
         pid, core_wait = getattr(self._local, "core_wait", (0, None))
         if core_wait is None or pid != os.getpid():
             core_wait = CoreWait()
             self._local.core_wait = os.getpid(), core_wait
-        return int(1e9 * cpu), int(1e9 * core_wait.seconds())
+        return Times(thread, others - thread, int(1e9 * core_wait.seconds()))
 
     def _begin_gil_wait(self) -> GilWait | None:
         """Begin a measurement in a worker thread. None elsewhere, and inside of one."""
@@ -364,12 +364,31 @@ class Recorder:
         return epoch
 
 
-def _passed(before: tuple[int, int] | None, after: tuple[int, int]) -> dict[str, int]:
-    """Return the fields of the time between two results of `Recorder.times`."""
+class Times(NamedTuple):
+    """Times of the current thread, in nanoseconds."""
+
+    cpu: int
+    others: int  # the CPU time of the other threads that count as its work
+    core_wait: int
+
+
+def _passed(
+    before: Times | None, after: Times, elapsed: int | None = None
+) -> dict[str, int]:
+    """Return the fields of the time between two results of `Recorder.times`.
+
+    The thread can lose the GIL or its core between two clocks. ``elapsed``, the length
+    of the event in nanoseconds, limits what one thread can have used or waited, so that
+    this wait is not a part of a short event.
+    """
     if before is None:
         return {}
-    names = "cpu", "core_wait"
-    return {k: max(0, b - a) for k, a, b in zip(names, before, after, strict=True)}
+    spent = (max(0, b - a) for a, b in zip(before, after, strict=True))
+    cpu, others, core_wait = spent
+    if elapsed is not None:
+        cpu = min(cpu, elapsed)
+        core_wait = min(core_wait, elapsed - cpu)
+    return {"cpu": cpu + others, "core_wait": core_wait}
 
 
 def _in_prefetch() -> bool:
