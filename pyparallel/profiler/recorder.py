@@ -209,6 +209,7 @@ class Recorder:
             self.write(STOP, now, now, **more)
             self.stop()
             if self.settings.leave and self._is_loop():
+                _wait_for_gloo()
                 raise ProfileComplete(0)
         elif isinstance(key, str):
             self._counts[key] = self._counts.get(key, 0) + 1
@@ -364,6 +365,16 @@ class Recorder:
         return epoch
 
 
+def _wait_for_gloo() -> None:
+    """Wait until the threads of gloo have freed the last reduction of a backward pass.
+
+    It refers to a Python object. A thread that frees it while the interpreter ends
+    aborts the process, and a profile ends the script soon after such a pass.
+    """
+    if dist.is_available() and dist.is_initialized():
+        time.sleep(0.1)
+
+
 class Times(NamedTuple):
     """Times of the current thread, in nanoseconds."""
 
@@ -378,8 +389,8 @@ def _passed(
     """Return the fields of the time between two results of `Recorder.times`.
 
     The thread can lose the GIL or its core between two clocks. ``elapsed``, the length
-    of the event in nanoseconds, limits what one thread can have used or waited, so that
-    this wait is not a part of a short event.
+    of the event in nanoseconds, limits the times of one thread, so that this wait is no
+    part of a short event.
     """
     if before is None:
         return {}
