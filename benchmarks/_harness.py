@@ -308,8 +308,10 @@ def measure(
         calls = {each.name: each for each in contenders if each.call is not None}
         for name, each in calls.items():
             use_backend(each.functions)
-            once = min(timer(each.call, 1)["seconds"] for _ in range(2))
-            wanted = math.ceil(effort.min_seconds / max(once, 1e-9))
+            wanted = 1
+            if effort.min_seconds:
+                once = min(timer(each.call, 1)["seconds"] for _ in range(2))
+                wanted = math.ceil(effort.min_seconds / max(once, 1e-9))
             repeats[name] = max(1, min(10_000, wanted))
         found: dict[str, dict[str, list[float]]] = {name: {} for name in calls}
         order, shuffle = list(calls), random.Random(0).shuffle
