@@ -78,9 +78,14 @@ def start_copy(
     )
     if is_compact and static is None:
         return lambda: list(parts)
+    nest = None if is_simple else _Nest(leaves, parts)
+    if nest is not None and static is None and dtype is None:
+        compiled = nest.start_copy(target, stream)
+        if compiled is not None:
+            return compiled
     if target is None and static is None and dtype is None:
         return lambda: _keep(leaves, parts, name)
-    tensors, rebuild = _open_tensors(parts) if is_simple else _open(leaves, parts)
+    tensors, rebuild = _open_tensors(parts) if nest is None else nest.open()
     tensor_name = partial(_name_tensor, leaves, parts, name)
     if dtype is not None or (on_host and not is_compact):
         # Tensors that are packed for a device are checked there.
@@ -110,31 +115,75 @@ def _open_tensors(parts: Sequence[Any]) -> tuple[list[torch.Tensor], _Rebuild]:
     return backend.select_tensors(parts), partial(backend.replace_tensors, parts)
 
 
-def _open(
-    leaves: Sequence[Any], parts: Sequence[Any]
-) -> tuple[list[torch.Tensor], _Rebuild]:
-    """Return the same as `_open_tensors` for all leaves."""
-    places = [
-        i
-        for i, leaf in enumerate(leaves)
-        if type(leaf) is torch.Tensor or _moves(leaf)  # nearly all leaves are tensors
-    ]
-    # The backend walks tuples, but not the classes of their fields.
-    fields = {i: parts[i] for i in places if isinstance(parts[i], TensorFields)}
-    items, structure = pytree.flatten(
-        [fields[i].fields() if i in fields else parts[i] for i in places]
-    )
+class _Nest:
+    """The parts of a batch with other leaves than those of `are_only_tensors`.
 
-    def rebuild(copies: Sequence[torch.Tensor]) -> list[Any]:
-        following = iter(copies)
-        # None is an absent field of a Padded.
-        moved = [each if each is None else next(following) for each in items]
-        rebuilt = list(parts)
-        for i, part in zip(places, pytree.unflatten(structure, moved), strict=True):
-            rebuilt[i] = fields[i].from_fields(part) if i in fields else part
+    No Python code runs for each tensor of a list, unless a tensor needs torch's copy.
+    """
+
+    def __init__(self, leaves: Sequence[Any], parts: Sequence[Any]) -> None:
+        self._parts = parts
+        self._places = [
+            i
+            for i, leaf in enumerate(leaves)
+            if type(leaf) is torch.Tensor or _moves(leaf)  # nearly all are tensors
+        ]
+        # The backend walks tuples, but not the classes of their fields.
+        self._fields = {
+            i: parts[i] for i in self._places if isinstance(parts[i], TensorFields)
+        }
+        self._moved = [
+            self._fields[i].fields() if i in self._fields else parts[i]
+            for i in self._places
+        ]
+
+    def start_copy(
+        self, target: torch.device | None, stream: Any
+    ) -> Callable[[], list[Any]] | None:
+        """Return the same as `start_copy` if the backend can do all of it, or None."""
+        if torch.compiler.is_compiling():  # which traces no function of the backend
+            return None
+        if target is None or target.type == "cpu":
+            copied = pytree.copy_compact(self._moved, 0, on_cpu=target is not None)
+            if copied is None or not are_only_tensors(copied[1]):
+                return None
+            return lambda: self._replace(copied[0])
+        own = stream if stream is not None and stream.device == target else None
+        copy = send_flat(pytree.flatten_arguments(self._moved, 0), target, own)
+        return None if copy is None else lambda: self._replace(copy.wait())
+
+    def open(self) -> tuple[list[torch.Tensor], _Rebuild]:
+        """Return the same as `_open_tensors`."""
+        items, structure = pytree.flatten(self._moved)
+
+        def rebuild(copies: Sequence[torch.Tensor]) -> list[Any]:
+            following = iter(copies)
+            # None is an absent field of a Padded.
+            moved = [each if each is None else next(following) for each in items]
+            return self._replace(pytree.unflatten(structure, moved))
+
+        return [each for each in items if each is not None], rebuild
+
+    def _replace(self, moved: Sequence[Any]) -> list[Any]:
+        rebuilt = list(self._parts)
+        for i, part in zip(self._places, moved, strict=True):
+            fields = self._fields.get(i)
+            rebuilt[i] = part if fields is None else fields.from_fields(part)
         return rebuilt
 
-    return [each for each in items if each is not None], rebuild
+
+def send_flat(
+    flat: pytree.Flat, target: torch.device, stream: Any
+) -> backend.BatchCopy | None:
+    """Send a nest by one compiled call, or return None.
+
+    No Python code runs for each leaf.
+    """
+    if not flat.is_native or not are_only_tensors(flat.classes):
+        return None
+    structure: Any = flat.structure
+    plan = partial(backend.plan_copy, flat.leaves, structure=structure)
+    return to_device.send_planned(plan, target, stream=stream)
 
 
 def _name_tensor(

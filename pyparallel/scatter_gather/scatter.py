@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterable, Sequence
-from functools import partial
 from typing import Any, TypeVar, overload
 
 import torch
@@ -17,9 +16,8 @@ from ..batch.ragged import Ragged
 from ..core.devices import Targets, resolve_targets
 from ..core.errors import BatchTypeError, BatchValueError, type_name
 from ..core.tracing import span
-from ..transfer import to_device
 from ..transfer.static import StaticBatches, StaticTarget
-from .move import move, start_copy
+from .move import move, send_flat, start_copy
 from .split import Options, split, whole_parts
 
 _T = TypeVar("_T")
@@ -291,19 +289,12 @@ def _keep(
 def _send(
     flat: pytree.Flat, target: torch.device | None, options: Options, stream: Any
 ) -> backend.BatchCopy | None:
-    """Send a batch for one target by one compiled call, or return None.
-
-    No Python code runs for each leaf.
-    """
+    """Send a batch for one target by one compiled call, or return None."""
     if target is None or target.type == "cpu":
         return None
     if options.divides or options.dtype is not None:
         return None
-    if not flat.is_native or not are_only_tensors(flat.classes):
-        return None
-    structure: Any = flat.structure
-    plan = partial(backend.plan_copy, flat.leaves, structure=structure)
-    return to_device.send_planned(plan, target, stream=stream)
+    return send_flat(flat, target, stream)
 
 
 def _check_stream(stream: Any, targets: Sequence[torch.device | None]) -> None:

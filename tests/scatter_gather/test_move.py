@@ -15,14 +15,16 @@ from hypothesis import strategies as st
 from torch.autograd import forward_ad
 
 from benchmarks.data import nested_batch
-from pyparallel import DataContainer, backend, scatter
+from pyparallel import DataContainer, Ragged, backend, pad_stack, scatter
 from pyparallel.batch import pytree
 from pyparallel.batch.container import TensorSkeleton
 from pyparallel.batch.stack import int64_tensor
+from pyparallel.batch.tensor_fields import TensorFields
 from pyparallel.scatter_gather import move
 from pyparallel.scatter_gather.split import Options, whole_parts
 from pyparallel.transfer import to_device
 from tests.support.batch import samples
+from tests.support.devices.host_device import COPIES
 from tests.support.loader.worker_allocations import with_allocations
 from tests.support.processes.backends import native, needs_native, reference, using
 from tests.support.processes.python_steps import steps
@@ -32,13 +34,14 @@ META = torch.device("meta")  # takes tensors, and has no streams of its own
 
 @contextmanager
 def sending() -> Iterator[list[list[torch.Tensor]]]:
-    """Collect the leaves of copies to a device with streams, without copying."""
+    """Collect the leaves of copies to a device with streams; the copies are here."""
     copies: list[list[torch.Tensor]] = []
 
     def send(leaves: list[torch.Tensor], device: torch.device, *_: Any) -> Any:
         plan = backend.plan_slab(leaves)
         copies.append(list(leaves))
-        slab = torch.zeros(plan.nbytes, dtype=torch.uint8)
+        slab = torch.empty(plan.nbytes, dtype=torch.uint8)
+        backend.pack(slab, leaves, plan)
         return SimpleNamespace(wait=lambda: backend.views(slab, plan))
 
     with pytest.MonkeyPatch.context() as patch:
@@ -72,6 +75,23 @@ def test_a_stream_is_used_for_the_target_that_it_is_of(
     assert streams == [ours, None, None]
     move.move([plain, odd], [plain, odd], META, None, ours)
     assert streams[3:] == [ours]
+
+
+@needs_native
+def test_a_container_is_sent_on_a_stream_of_its_target(
+    sent: list[list[torch.Tensor]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    streams = []
+
+    def send(*_: Any, **options: Any) -> None:
+        streams.extend(options.values())
+
+    monkeypatch.setattr(to_device, "send_planned", send)
+    ours, theirs = (SimpleNamespace(device=torch.device(n)) for n in ("meta", "cuda:1"))
+    for stream in (ours, theirs, None):
+        with using(native):
+            move.move([DataContainer([SHARED])], [SHARED], META, None, stream)
+    assert streams == [ours, None, None]
 
 
 @pytest.mark.parametrize(
@@ -191,7 +211,12 @@ def plain_leaf() -> torch.Tensor:
     return torch.arange(6.0).view(2, 3)
 
 
+def padded(*, mask: bool) -> Any:
+    return pad_stack([torch.ones(2), torch.arange(3.0)], sizes=True, mask=mask)
+
+
 SHARED = plain_leaf()
+CONJUGATED = torch.ones(2, dtype=torch.complex64).conj()
 LEAVES: dict[str, Callable[[], Any]] = {
     "plain": plain_leaf,
     "shared": lambda: SHARED,
@@ -199,11 +224,24 @@ LEAVES: dict[str, Callable[[], Any]] = {
     "gradient": lambda: plain_leaf().requires_grad_(),
     "transposed": lambda: plain_leaf().T,
     "empty": lambda: torch.empty(0, 3),
-    "conjugated": lambda: torch.ones(2, dtype=torch.complex64).conj(),
+    "conjugated": lambda: CONJUGATED,
     "sparse": lambda: torch.eye(2).to_sparse(),
     "subclass": lambda: plain_leaf().as_subclass(Named),
     "listed": lambda: DataContainer([[plain_leaf(), plain_leaf()]]),
+    "stacked": lambda: DataContainer([plain_leaf()], stack=True),
+    "one": lambda: DataContainer(plain_leaf()),
+    "padded": lambda: DataContainer([padded(mask=True)]),
+    "unpadded": lambda: DataContainer(padded(mask=False)),
+    "listed padded": lambda: DataContainer([[padded(mask=True), plain_leaf()]]),
+    "ragged": lambda: DataContainer([Ragged.from_tensors([plain_leaf()] * 2)]),
+    "no samples": lambda: DataContainer([[]]),
+    "nested": lambda: DataContainer([[[plain_leaf(), SHARED], [], plain_leaf()]]),
+    "transposed inside": lambda: DataContainer([[plain_leaf(), plain_leaf().T]]),
+    "gradient inside": lambda: DataContainer([[plain_leaf().requires_grad_()]]),
+    "subclass inside": lambda: DataContainer([plain_leaf().T.as_subclass(Named)]),
+    "conjugated inside": lambda: DataContainer([[torch.ones(2) * 1j, CONJUGATED]]),
     "kept": lambda: DataContainer([plain_leaf().T], cpu_only=True),
+    "kept list": lambda: DataContainer([[{"i": 1}, SHARED, []]], cpu_only=True),
     "number": lambda: 5,
     "none": lambda: None,
     "nothing": dict,
@@ -234,6 +272,8 @@ def describe(value: Any, sources: set[int]) -> Any:
         return dict, [(key, describe(item, sources)) for key, item in value.items()]
     if isinstance(value, list | tuple):
         return type(value), [describe(item, sources) for item in value]
+    if isinstance(value, TensorFields):
+        return type(value), [describe(item, sources) for item in value.fields()]
     if not isinstance(value, torch.Tensor) or id(value) in sources:
         return value if value is None or type(value) is int else id(value)
     values = None if value.is_meta else value.to_dense().tolist()
@@ -244,6 +284,8 @@ def describe(value: Any, sources: set[int]) -> Any:
 def tensors_in(value: Any) -> list[torch.Tensor]:
     if isinstance(value, DataContainer):
         return tensors_in(value.data)
+    if isinstance(value, TensorFields):
+        return tensors_in(value.fields())
     items = value.values() if isinstance(value, dict) else value
     if isinstance(value, dict | list | tuple):
         return [tensor for item in items for tensor in tensors_in(item)]
@@ -274,3 +316,126 @@ def test_both_backends_move_the_same_tensors(
                 (describe(moved, sources), sent if not by_value else len(sent))
             )
     assert found[0] == found[1]
+
+
+@contextmanager
+def compiled() -> Iterator[list[bool]]:
+    """Send by the host's engine; collect which plans it takes."""
+    taken: list[bool] = []
+
+    def send(plan: Any, *_: Any, **__: Any) -> Any:
+        copy = plan(COPIES, 1 << 20, 8 << 10)
+        taken.append("structure" in plan.keywords and copy is not None)
+        if copy is not None:
+            copy.start(True, False)
+        return copy
+
+    with using(native), sending(), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(to_device, "send_planned", send)
+        patch.setattr(backend, "plan_copy", native.plan_copy)
+        yield taken
+
+
+def moved_by(context: Any, batch: Any, target: torch.device | None) -> Any:
+    """Return a batch that is moved in this context, as plain values."""
+    with context as found:
+        leaves, structure, classes = pytree.flatten_arguments(batch, 1)
+        parts = whole_parts(leaves, Options(1), "leaf {}".format, classes)
+        moved = move.move(leaves, parts, target, None, classes=classes)
+        tree = pytree.unflatten(structure, moved)
+        return describe(tree, set(map(id, tensors_in(batch)))), found
+
+
+@needs_native
+@given(nests(tuple(LEAVES)), st.sampled_from([None, torch.device("cpu"), META]))
+def test_one_call_moves_containers_as_python_does(
+    batch: Any, target: torch.device | None
+) -> None:
+    with using(reference):
+        expected, _ = moved_by(sending(), batch, target)
+    found, _ = moved_by(compiled(), batch, target)
+    assert found == expected
+
+
+PLAIN_INSIDE = ("listed", "stacked", "one", "padded", "unpadded", "ragged", "nested")
+PLAIN_INSIDE += ("transposed inside",)
+
+
+@needs_native
+@pytest.mark.parametrize("name", [*PLAIN_INSIDE, "gradient inside", "listed padded"])
+@pytest.mark.parametrize("beside", ["no samples", "kept", "kept list", "plain"])
+def test_one_compiled_call_moves_containers_of_plain_tensors(
+    name: str, beside: str
+) -> None:
+    batch = {"b": LEAVES[name](), "a": [LEAVES[beside](), "text", None]}
+    found, taken = moved_by(compiled(), batch, META)
+    assert any(taken) == (name in PLAIN_INSIDE)
+    assert found == moved_by(sending(), batch, META)[0]
+
+
+@needs_native
+@pytest.mark.parametrize("target", [-1, "cpu", META])
+def test_no_python_code_runs_for_each_tensor_of_a_container(target: Any) -> None:
+    def call(batch: Any) -> None:
+        if target is not META:
+            scatter(batch, [target])
+            return
+        leaves, _, classes = pytree.flatten_arguments(batch, 1)
+        parts = whole_parts(leaves, Options(1), "leaf {}".format, classes)
+        move.move(leaves, parts, META, None, classes=classes)
+
+    few, many = (
+        {
+            "boxes": DataContainer([[torch.ones(i, 4) for i in range(num)]]),
+            "labels": DataContainer([[torch.ones(i) for i in range(num)]]),
+            "meta": DataContainer([[{"i": i} for i in range(num)]], cpu_only=True),
+            "img": DataContainer([torch.ones(num, 3)], stack=True),
+        }
+        for num in (6, 60)
+    )
+    with compiled():
+        call(many)  # imports and caches
+        assert steps(lambda: call(few)) == steps(lambda: call(many))
+
+
+@pytest.mark.parametrize("target", [-1, "cpu"])
+@pytest.mark.parametrize("make", [lambda: [SHARED], lambda: padded(mask=True)])
+def test_a_part_on_the_host_is_a_new_object_with_the_same_tensors(
+    target: Any, make: Any
+) -> None:
+    chunk = make()
+    (found,) = scatter({"x": DataContainer([chunk])}, [target])
+    assert type(found["x"]) is type(chunk) and found["x"] is not chunk
+    assert ids(tensors_in(found)) == ids(tensors_in(chunk))
+
+
+@needs_native
+@pytest.mark.parametrize("target", [-1, "cpu"])
+def test_a_freed_tensor_in_a_container_is_named_as_in_python(target: Any) -> None:
+    freed = torch.ones(2, 3).T
+    freed.untyped_storage().resize_(0)
+    kept = DataContainer([1], cpu_only=True)
+    batch = {"a": kept, "b": plain_leaf(), "c": DataContainer([[SHARED, freed]])}
+    for module in (native, reference):
+        with using(module), pytest.raises(ValueError) as caught:
+            scatter(batch, [target])
+        assert str(caught.value) == (
+            "inputs['c'] must lie within its storage, but needs 24 bytes where 0 are "
+            "left. Use it before its storage is resized."
+        )
+
+
+@needs_native
+def test_one_call_refuses_a_freed_tensor_in_a_container_as_any_copy_does() -> None:
+    freed = torch.ones(2)
+    freed.untyped_storage().resize_(0)
+    batch = {"b": plain_leaf(), "c": DataContainer([[SHARED, freed]])}
+    messages = []
+    for call in (
+        lambda: moved_by(compiled(), batch, META),
+        lambda: native.plan_copy([plain_leaf(), SHARED, freed], COPIES, 1, 1),
+    ):
+        with pytest.raises(ValueError) as caught:
+            call()
+        messages.append(str(caught.value))
+    assert messages[0] == messages[1] != ""

@@ -13,7 +13,7 @@ from torch.profiler import ProfilerActivity, profile
 from pyparallel import DataContainer as DC
 from pyparallel import Padded, Ragged, backend, collate, pad_stack, scatter, to_host
 from pyparallel.batch import pytree
-from pyparallel.transfer import debug
+from pyparallel.transfer import debug, to_device
 
 pytestmark = pytest.mark.cuda
 
@@ -77,18 +77,36 @@ def test_parts_are_those_of_a_split_on_the_host(num, size):
 Point = namedtuple("Point", "x y")
 Own = type("Own", (torch.Tensor,), {})
 ONE = torch.arange(6.0).view(2, 3)
+GRAD = ONE.clone().requires_grad_()
 WHOLE = {
     "tensors": [ONE, ONE.t(), torch.zeros(0), torch.nn.Parameter(ONE, False)],
     "other leaves": {"b": [ONE, "x", 3, None], "a": ((), {}, {"i": torch.tensor(1)})},
     "in place": {"x": ONE, "y": torch.arange(1 << 18)},
     "many": [ONE] * 600,
+    "container": {"x": ONE, "d": DC([ONE])},
+    "containers": {
+        "img": DC([ONE.expand(2, 2, 3)], stack=True),
+        "boxes": DC([[ONE, ONE[:1].T, torch.zeros(0, 4)]]),
+        "nested": DC([[[ONE, []], ONE]]),
+        "mask": DC([pad_stack([torch.rand(2), torch.rand(3)], mask=True)]),
+        "points": DC([Ragged.from_tensors([torch.rand(2, 3), torch.rand(1, 3)])]),
+        "whole": DC(pad_stack([torch.rand(2), torch.rand(3)], sizes=True)),
+        "none": DC([[]]),
+        "meta": DC([[{"i": 1}, ONE, None]], cpu_only=True),
+        "others": ("x", 3, None, torch.tensor(1)),
+    },
+    "pinned in a container": {"x": DC([torch.arange(1 << 18)], stack=True), "y": ONE},
 }
 # Each with the options of its scatter.
 OTHERS = {
     "divided": ({"x": ONE}, {"chunk_sizes": (2,)}),
     "cast": ({"x": ONE}, {"dtype": torch.float16}),
-    "container": ({"x": ONE, "d": DC([ONE])}, {}),
-    "with history": ({"x": ONE, "y": ONE.clone().requires_grad_()}, {}),
+    "cast in a container": ({"d": DC([[ONE]])}, {"dtype": torch.float16}),
+    "only metadata": ({"d": DC([ONE], cpu_only=True), "s": "text"}, {}),
+    "padded in a list": ({"d": DC([[pad_stack([ONE, ONE], mask=True), ONE]])}, {}),
+    "history in a container": ({"d": DC([[ONE, GRAD]])}, {}),
+    "subclass in a container": ({"d": DC([ONE.as_subclass(Own)]), "x": ONE}, {}),
+    "with history": ({"x": ONE, "y": GRAD}, {}),
     "subclass": ({"x": ONE, "y": ONE.as_subclass(Own)}, {}),
     "conjugated": ([ONE, ONE.to(torch.complex64).conj()], {}),
     "namedtuple": (Point(ONE, [ONE]), {}),
@@ -116,17 +134,52 @@ def test_one_compiled_call_moves_a_simple_batch(
     monkeypatch.setattr(backend, "plan_copy", plan)
     if batch is WHOLE["in place"]:
         batch = {name: each.pin_memory() for name, each in batch.items()}
+    if batch is WHOLE["pinned in a container"]:
+        batch = {name: each.pin_memory() for name, each in batch.items()}
     stream = torch.cuda.Stream() if has_stream else None
     (found,) = scatter(batch, [0], stream=stream, **options)
+    with monkeypatch.context() as patch:
+        patch.setattr(to_device, "send_planned", lambda *_, **__: None)
+        (stepwise,) = scatter(batch, [0], stream=stream, **options)
     (expected,) = scatter(batch, [-1], **options)
-    found_values, values = (
-        pytree.map_leaves(lambda x: (x.dtype, x.tolist()) if is_tensor(x) else x, each)
-        for each in (found, expected)
-    )
-    assert repr(found_values) == repr(values)
-    moved = [each for each in pytree.flatten(found)[0] if is_tensor(each)]
-    assert all(each.is_cuda for each in moved)
+    torch.cuda.synchronize()
+    assert described(found) == described(stepwise)
+    assert described(found, True) == described(expected, True)
     assert any(planned) == (is_whole and backend.name == "native")
+
+
+def described(tree: Any, on_host: bool = False) -> str:
+    """Return all of a batch, or, to compare with one on the host, its values."""
+
+    def leaf(value: Any) -> Any:
+        if isinstance(value, Padded | Ragged):
+            return type(value), list(map(leaf, value.fields()))
+        if not is_tensor(value):
+            return value
+        state = value.dtype, value.is_contiguous(), value.requires_grad, value.tolist()
+        return state if on_host else (*state, type(value), str(value.device))
+
+    return repr(pytree.map_leaves(leaf, tree))
+
+
+def test_all_tensors_of_containers_arrive_and_metadata_stays():
+    batch = WHOLE["containers"]
+    (found,) = scatter(batch, [0])
+    assert found["meta"] is batch["meta"].data[0]
+    del found["meta"], found["others"]
+    moved = [each for each in pytree.flatten(found)[0] if is_tensor(each)]
+    assert len(moved) == 12 and all(each.is_cuda for each in moved)
+
+
+@pytest.mark.parametrize("is_compiled", [True, False])
+def test_an_error_names_the_container_of_a_tensor_without_data(
+    is_compiled, monkeypatch
+):
+    if not is_compiled:
+        monkeypatch.setattr(to_device, "send_planned", lambda *_, **__: None)
+    batch = {"a": DC([[ONE, ONE]]), "b": DC([[ONE, torch.ones(2, device="meta")]])}
+    with pytest.raises(ValueError, match=r"^inputs\['b'\] must have data to be copied"):
+        scatter(batch, [0])
 
 
 @TARGETS
@@ -199,6 +252,18 @@ def test_two_devices_receive_their_parts_on_their_own_streams():
         assert second["x"].tolist() == [step + i for i in range(5, 9)]
 
 
+@pytest.mark.two_gpus
+def test_two_devices_receive_the_chunks_of_containers_and_one_has_the_stream():
+    batch = collate(samples(5), 3)
+    stream = torch.cuda.Stream(1)
+    found = scatter(batch, [0, 1], stream=stream)
+    check(found, scatter(batch, ["cpu"] * 2))
+    for index, part in enumerate(found):
+        assert part["meta"] is batch["meta"].data[index]
+        moved = [part["img"], part["label"], *part["boxes"]]
+        assert {each.get_device() for each in moved} == {index}
+
+
 def test_parts_share_no_memory():
     first, second = scatter({"x": torch.arange(1000.0)}, [0, 0])
     assert first["x"].untyped_storage()._cdata != second["x"].untyped_storage()._cdata
@@ -231,6 +296,11 @@ def test_a_cast_has_the_results_of_a_cast_before_the_copy(
         "many": {f"{i:03}": torch.rand(2, i + 1).T for i in range(200)},
         "large": [torch.rand(1 << 21), torch.rand(1 << 19, dtype=torch.float64)],
         "pinned": [torch.rand(1 << 19, pin_memory=True), torch.rand(9)],
+        "beside": [
+            torch.rand(1 << 19, pin_memory=True),
+            torch.arange(9),
+            torch.rand(9),
+        ],
         "span": [slab[: 1 << 13], slab[1 << 13 :]],
         "others": [torch.rand(3).half(), torch.rand(4), torch.rand(3).bfloat16()],
         "graph": [torch.rand(3, requires_grad=True), torch.rand(4)],

@@ -29,7 +29,7 @@ each_backend = [
 _SWAPPED = ("pad_copy", "pad_small_batch", "stack_equal", "image_batch", "SlabPlan")
 _SWAPPED += ("plan_slab", "pack", "views", "forbid_use", "send", "columns")
 _SWAPPED += ("encode", "decode", "flatten", "select_tensors", "replace_tensors")
-_SWAPPED += ("find_unpackable", "are_compact", "are_on_one_device")
+_SWAPPED += ("find_unpackable", "are_compact", "copy_compact", "are_on_one_device")
 both = pytest.mark.parametrize("backend", each_backend)
 
 
