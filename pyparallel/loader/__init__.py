@@ -22,13 +22,14 @@ The path of a batch, from the sampler to the loop:
 keeps the arguments of a loader that another library copies. `sample_random` has the
 generators of the sample that a thread reads. `preflight` checks limits of the machine,
 `applied` finds the advice that was followed, and `tracebacks` makes errors of a dataset
-readable.
+readable. `draws` finds the batches with which a loader draws random numbers.
 """
 
 __all__ = [
     "applied",
     "copies",
     "data_loader",
+    "draws",
     "epoch",
     "errors",
     "fetchers",

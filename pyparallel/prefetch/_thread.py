@@ -25,6 +25,7 @@ from ..core import thread_state
 from ..core.errors import BatchTypeError, LoaderWarning, type_name, warn
 from ..core.process import at_exit
 from ..core.tracing import span
+from ..loader.draws import Draws, Length
 from ..loader.epoch import Epoch
 from ..loader.state_dict import Reading
 from ..loader.stats import Meter
@@ -49,9 +50,16 @@ _TOO_LATE = (
 
 @dataclass(frozen=True)
 class Options:
-    """The options of all passes over one loader."""
+    """The options of all passes over one loader.
+
+    Attributes:
+        inner: the loader, or the one inside the `PreDataLoader` that is the loader.
+        length: the number of batches that the loops know.
+    """
 
     loader: Any
+    inner: Any
+    length: Length
     device_stage: DeviceStage
     queue_size: int
     timeout: float
@@ -65,12 +73,20 @@ class PrefetchThread:
     because garbage collection in a thread that holds it may call `stop`.
     """
 
-    def __init__(self, options: Options) -> None:
+    def __init__(self, options: Options, *, is_ahead: bool = False) -> None:
+        """Prepare a pass.
+
+        Args:
+            options: those of all passes over the loader.
+            is_ahead: the pass starts before its loop, and reads at once.
+        """
         self.options = options
         self.pid: int = os.getpid()
         self.changed: threading.Condition = threading.Condition()
         self.items: deque[QueueItem] = deque()
         self.num_taken: int = 0
+        self.num_wanted: int = int(is_ahead)  # with the batch that a consumer waits for
+        self.draws: Draws = Draws(options.inner, options.length)
         self.finished: bool = False  # for consumers: no more items
         self.stopping: bool = False  # for the thread: no more batches are wanted
         self.source: Any = None
@@ -124,6 +140,9 @@ class PrefetchThread:
             while not self.items:
                 if self.finished:
                     return
+                if self.num_wanted <= self.num_taken:
+                    self.num_wanted = self.num_taken + 1
+                    self.changed.notify_all()
                 self._wait(deadline)
             taken.append(self.items[0])
             if self.items.popleft().get_batch is None:
@@ -155,6 +174,11 @@ class PrefetchThread:
         self.changed.wait(None if left == math.inf else left)
         self.workers.find_death()  # the thread may wait without limit
 
+    def begin(self) -> None:
+        """Let a loop begin, after the draws of ``iter(loader)``."""
+        if self.draws.follows_loop:
+            self.begun.wait()
+
     def first_state(self) -> LoaderState | None:
         """Return the loader's state before the first batch; None if iter() failed."""
         if os.getpid() == self.pid:
@@ -176,10 +200,22 @@ class PrefetchThread:
             source.attend(lambda: self.stopping, self.tell)
         self.workers.watch(lambda: self.stopping)
 
-    def wait_for_room(self) -> bool:
-        """Wait until the queue has room; return False if the pass is stopping."""
+    def wait_for_room(self, num_batches: int, position: int) -> bool:
+        """Wait until the queue has room, and until the loop asks, see Note: [draws].
+
+        Args:
+            num_batches: the number of batches that the thread has read.
+            position: their number in the epoch, which another pass may have begun.
+
+        Returns:
+            False if the pass is stopping.
+        """
+        waits = self.draws.waits_at(position)
         with self.changed:
-            while not self.stopping and len(self.items) >= self.options.queue_size:
+            while not self.stopping and (
+                len(self.items) >= self.options.queue_size
+                or (waits and self.num_wanted <= num_batches)
+            ):
                 self.set_activity("waiting for the consumer")
                 self.tell()
                 self.changed.wait()
@@ -332,8 +368,9 @@ def _produce(prefetch_thread: PrefetchThread) -> None:
     prefetch_thread.reading = reading = Reading(loader, made, source)
     prefetch_thread.start_state = reading.state()
     prefetch_thread.begun.set()
+    position = reading.mark()
     tells, copied, num_batches = not isinstance(source, Epoch), 0.0, 0
-    while prefetch_thread.wait_for_room():
+    while prefetch_thread.wait_for_room(num_batches, position or num_batches):
         prefetch_thread.set_activity("next(loader)")
         start = time.perf_counter()
         try:

@@ -44,6 +44,15 @@ class PrefetchIterator:
             self.close()
             raise
 
+    def begin(self) -> PrefetchIterator:
+        """Let a loop begin, and return this iterator."""
+        try:
+            self._thread.begin()
+        except BaseException:  # of a signal handler: the thread may run
+            self.close()
+            raise
+        return self
+
     def __iter__(self) -> PrefetchIterator:
         """Return this iterator."""
         return self

@@ -33,6 +33,7 @@ from ..core.torch_private import TorchLoader
 from ..loader.applied import applied_changes
 from ..loader.copies import TimeoutWithOwner
 from ..loader.data_loader import DataLoader
+from ..loader.draws import Length
 from ..loader.state_dict import StatefulLoader, check_state, knows_epochs
 from ..loader.stats import LoaderStats, Meter
 from ..transfer.static import StaticBatches
@@ -141,7 +142,7 @@ class PreDataLoader:
         self.transform = transform
         self.next_epoch = next_epoch
         self.timeout = timeout
-        self._meter = Meter()
+        self._meter, self._length = Meter(), Length()
         self.static: StaticBatches | None = _static_batches(static, transform)
         self._device_stage = DeviceStage(target, transform, static=self.static)
         self._loader_stats_before = self._loader_stats()
@@ -175,19 +176,25 @@ class PreDataLoader:
         """Start a pass over the loader, independent of other passes."""
         ahead, self._ahead = self._ahead, None
         if ahead is not None and os.getpid() == self._pid:
-            return ahead
-        return self._start_pass()
+            return ahead.begin()
+        return self._start_pass().begin()
 
-    def _start_pass(self) -> PrefetchIterator:
+    def _start_pass(self, *, is_ahead: bool = False) -> PrefetchIterator:
         if os.getpid() != self._pid:
             self._reset()
         _check_ranks(self.loader)
         if _has_one_iterator(self.loader):
             self._close_iterators()
         options = Options(
-            self.loader, self._device_stage, self.queue_size, self.timeout, self._meter
+            self.loader,
+            self._innermost(),
+            self._length,
+            self._device_stage,
+            self.queue_size,
+            self.timeout,
+            self._meter,
         )
-        prefetch_thread = PrefetchThread(options)
+        prefetch_thread = PrefetchThread(options, is_ahead=is_ahead)
         iterator = PrefetchIterator(self, prefetch_thread)
         self._live.add(iterator)
         self._latest, self._state = prefetch_thread, None
@@ -205,7 +212,7 @@ class PreDataLoader:
             self._state = None if self._knows_epochs() else state
         if self.next_epoch and self._ahead is None:
             with contextlib.suppress(Exception):  # the next iter() raises it
-                self._ahead = self._start_pass()
+                self._ahead = self._start_pass(is_ahead=True)
 
     def __next__(self) -> Any:
         """Return the next batch of this object's pass; start a pass if none is active.
@@ -227,7 +234,8 @@ class PreDataLoader:
 
     def __len__(self) -> int:
         """Return the number of batches; TypeError if the loader has no length."""
-        return len(self.loader)
+        self._length.value = length = len(self.loader)
+        return length
 
     def __getattr__(self, name: str) -> Any:
         """Return an attribute of the loader, such as ``sampler`` or ``dataset``."""
@@ -330,9 +338,7 @@ class PreDataLoader:
                 continue.
         """
         load = self._loader_method("load_state_dict")
-        loader = self.loader
-        while isinstance(loader, PreDataLoader):
-            loader = loader.loader
+        loader = self._innermost()
         own = getattr(type(loader), "load_state_dict", None)
         if own is StatefulLoader.load_state_dict:
             check_state(loader, state)  # before anything changes
@@ -340,6 +346,13 @@ class PreDataLoader:
         load(state)
         self._latest = None
         self._state = None if self._knows_epochs() else (lambda: state)
+
+    def _innermost(self) -> Any:
+        """Return the loader, or the one inside another `PreDataLoader`."""
+        loader = self.loader
+        while isinstance(loader, PreDataLoader):
+            loader = loader.loader
+        return loader
 
     def _knows_epochs(self) -> bool:
         """Return True if the loader has a state between two epochs.
