@@ -13,6 +13,9 @@ loaders. So for loaders of torch's class
    there. Its position comes from ``len()``. A sampler of an unknown class may draw in
    its ``__len__``, so only loops call that.
 
+A pass whose iterator is dropped at once draws nothing: Lightning calls ``iter()`` to
+check that an object of another class than torch's is iterable.
+
 Some draws still come early: those of a dataset without workers, those of a sampler of
 an unknown class in mid-epoch, and those of ``RandomSampler(replacement=True)``. It
 draws for each 32 samples, so waits would leave no time to read ahead. A pass that
@@ -23,9 +26,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch.utils.data import IterableDataset, RandomSampler
 
 from ..core.torch_private import TorchLoader
+from ._loader_state import find_generators, ordering_parts
 from ._sampler_state import draws_at_start, unwrap_batch_sampler
 
 
@@ -54,6 +59,26 @@ class Draws:
         self.follows_loop: bool = isinstance(loader, TorchLoader)
         self._loader, self._length = loader, length
         self._known_length: int | None = None
+        self._before = self._after = self._states()
+
+    def _states(self) -> list[tuple[torch.Generator, torch.Tensor]]:
+        if not self.follows_loop:
+            return []
+        own = find_generators(ordering_parts(self._loader)).values()
+        return [(each, each.get_state()) for each in [torch.default_generator, *own]]
+
+    def begin(self) -> None:
+        """Record that ``iter(loader)`` has drawn."""
+        self._after = self._states()
+
+    def undo(self) -> None:
+        """Return the generators to the states before ``iter(loader)``.
+
+        They stay as they are if other code has drawn since.
+        """
+        if all(torch.equal(each.get_state(), state) for each, state in self._after):
+            for each, state in self._before:
+                each.set_state(state)
 
     def waits_at(self, position: int) -> bool:
         """Return True if the loop must ask for a batch before it is read.

@@ -178,6 +178,7 @@ class PrefetchThread:
         """Let a loop begin, after the draws of ``iter(loader)``."""
         if self.draws.follows_loop:
             self.begun.wait()
+            self.draws.begin()
 
     def first_state(self) -> LoaderState | None:
         """Return the loader's state before the first batch; None if iter() failed."""
@@ -278,6 +279,8 @@ def stop(prefetch_thread: PrefetchThread, seconds: float = STOP_SECONDS) -> None
             f"still in '{prefetch_thread._activity[0]}'. It ends when that returns.",
             LoaderWarning,
         )
+    elif not prefetch_thread.num_wanted:
+        prefetch_thread.draws.undo()
 
 
 def _terminate_workers(prefetch_thread: PrefetchThread) -> None:

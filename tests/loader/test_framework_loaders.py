@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,12 +18,14 @@ from tests.support.repository.docs_blocks import blocks
 try:
     import fastai.learner
     import ignite.engine
+    import lightning
     import litdata
     import monai.data
     import skorch
     import torch_geometric.data
     import torch_geometric.loader
     import torchio
+    import transformers
     from speechbrain.dataio.dataloader import SaveableDataLoader
     from speechbrain.utils.checkpoints import Checkpointer
     from torchdata.stateful_dataloader import StatefulDataLoader
@@ -355,8 +358,71 @@ def by_ignite(loader: Any) -> Any:
     return model
 
 
+class Line(lightning.LightningModule):  # type: ignore[misc]
+    """A line, for Lightning and for transformers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.line = torch.nn.Linear(1, 1)
+
+    def forward(self, x: Any, y: Any) -> Any:
+        return {"loss": (self.line(x) - y).square().mean()}
+
+    def training_step(self, batch: Any) -> Any:
+        return self(*batch)["loss"]
+
+    def validation_step(self, batch: Any) -> None:
+        self(*batch)
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), 0.1)
+
+
+def by_lightning(loader: Any) -> Any:
+    """Begin a pass too many, and draw from the generator for each validation."""
+    trainer = lightning.Trainer(
+        max_epochs=3,
+        accelerator="cpu",
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
+    model = Line()
+    shared = {"generator": loader.generator}
+    trainer.fit(model, loader, torch.utils.data.DataLoader(ROWS, 4, **shared))
+    return model.line
+
+
+def by_transformers(loader: Any) -> Any:
+    """Train for a number of steps, in groups of two: no pass is asked for its end."""
+
+    class Training(transformers.Trainer):  # type: ignore[misc]
+        def get_train_dataloader(self) -> Any:
+            return loader
+
+        def get_batch_samples(self, batches: Any, *others: Any) -> Any:
+            named = ({"x": x, "y": y} for x, y in batches)
+            return super().get_batch_samples(named, *others)
+
+    with tempfile.TemporaryDirectory() as folder:
+        arguments = transformers.TrainingArguments(
+            folder,
+            num_train_epochs=3,
+            learning_rate=0.1,
+            gradient_accumulation_steps=2,
+            save_strategy="no",
+            use_cpu=True,
+            report_to="none",
+            disable_tqdm=True,
+        )
+        model = Line()
+        Training(model, arguments, train_dataset=ROWS).train()
+    return model.line
+
+
 @pytest.mark.parametrize("num_workers", [0, 2])
-@pytest.mark.parametrize("train", [by_fastai, by_ignite])
+@pytest.mark.parametrize("train", [by_fastai, by_ignite, by_lightning, by_transformers])
 def test_a_loop_trains_as_with_its_own_loader(train: Any, num_workers: int) -> None:
     def weights(cls: Any, wrap: Callable[[Any], Any] = lambda each: each) -> Any:
         torch.manual_seed(0)
@@ -365,9 +431,9 @@ def test_a_loop_trains_as_with_its_own_loader(train: Any, num_workers: int) -> N
     own = torch.utils.data.DataLoader
     expected = weights(own)
     assert torch.equal(weights(pyparallel.DataLoader), expected)
-    if train is by_ignite:
-        found = weights(pyparallel.DataLoader, pyparallel.PreDataLoader)
-        assert torch.equal(found, expected)
+    if train is not by_fastai:  # it makes another loader from the arguments
+        for cls in (pyparallel.DataLoader, own):
+            assert torch.equal(weights(cls, pyparallel.PreDataLoader), expected)
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])

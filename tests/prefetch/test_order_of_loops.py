@@ -228,6 +228,24 @@ def cases() -> Iterator[Any]:
             )
 
 
+@pytest.mark.parametrize("workers", ["none", "processes"])
+@pytest.mark.parametrize("order", ["shuffle", "global"])
+@pytest.mark.parametrize("cls", [pyparallel.DataLoader, torch.utils.data.DataLoader])
+def test_a_pass_that_is_dropped_at_once_draws_nothing(
+    cls: Any, order: str, workers: str
+) -> None:
+    """Lightning checks by ``iter()`` that an object of another class is iterable."""
+
+    def check_first(train: Any, _: Any) -> Iterator[Any]:
+        if isinstance(train, PreDataLoader):
+            iter(train)
+        yield from to_the_end(train, _)
+
+    options = WORKERS[workers]
+    expected = run(check_first, order, lambda each: each, cls, options)
+    assert run(check_first, order, ahead, cls, options) == expected
+
+
 def plain(value: Any) -> Any:
     return value.tolist() if isinstance(value, torch.Tensor) else value
 
