@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import importlib.util
 from pathlib import Path
 from typing import Any
 
@@ -11,15 +10,12 @@ import pytest
 
 import pyparallel
 from tests.support.processes.interpreters import Ended, run
+from tests.support.repository.peers import installed
 
 pytestmark = [pytest.mark.also_peers, pytest.mark.one_backend, pytest.mark.timeout(300)]
 
 #: Libraries whose import changes the order in which modules are cleared at the exit.
-PEERS = [
-    name
-    for name in ("accelerate", "lightning", "mmengine", "torchdata", "transformers")
-    if importlib.util.find_spec(name)
-]
+PEERS = installed("accelerate", "lightning", "mmengine", "torchdata", "transformers")
 
 START = f"""
 from tests.support.processes.cleared_modules import Clearing

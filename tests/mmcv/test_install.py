@@ -5,8 +5,6 @@ Code that changes the import system runs in a separate process.
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 import textwrap
 from pathlib import Path
 
@@ -16,13 +14,15 @@ import torch
 import pyparallel
 import pyparallel.mmcv
 from tests.support.processes import forkserver
+from tests.support.repository.peers import installed
 
 pytestmark = [
+    pytest.mark.also_peers,
     pytest.mark.one_backend,
     pytest.mark.filterwarnings("ignore:On January 1, 2023, MMCV"),
 ]
 ROOT = Path(pyparallel.__file__).parents[1]
-REAL = importlib.util.find_spec("mmcv") is not None
+REAL = bool(installed("mmcv"))
 KINDS = ["none", "v1", "v2"] + ["real"] * REAL
 WITH_REGISTRY = [kind for kind in KINDS if kind in ("v1", "real")]
 

@@ -28,7 +28,7 @@ pytestmark = [pytest.mark.one_backend, pytest.mark.usefixtures("forked")]
 
 SIZE, BATCH = 10, 2
 STEPS, EPOCHS = SIZE // BATCH, 3
-#: A loop gets the loaders of training and of validation, and yields what it receives.
+#: A loop gets the loaders of training and of validation, and yields its batches.
 Loop = Callable[[Any, Any], Iterator[Any]]
 
 
@@ -253,7 +253,7 @@ def plain(value: Any) -> Any:
 def run(
     loop: Loop, order: str, wrap: Callable[[Any], Any], cls: Any, workers: Any
 ) -> tuple[list[Any], list[int], list[int]]:
-    """Return what a loop received, and the states of the generators after it."""
+    """Return the batches of a loop, and the states of the generators after it."""
     torch.manual_seed(5)
     random.seed(5)
     generator = torch.Generator().manual_seed(1)

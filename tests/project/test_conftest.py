@@ -13,6 +13,7 @@ import pytest
 
 from tests.support.repository.folders import ROOT, python_path
 from tests.support.repository.marked_files import may_select
+from tests.support.repository.peers import installed
 
 pytestmark = pytest.mark.one_backend
 
@@ -132,3 +133,14 @@ def test_skips_are_forbidden_failures_have_a_command_and_leaks_a_name(
     ]
     for line, resource in zip(said, expected, strict=True):
         assert re.fullmatch(f"must end or close: {resource}", line)
+
+
+def test_a_missing_peer_is_an_error_where_no_test_may_be_skipped(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("PYPARALLEL_NO_SKIP", raising=False)
+    assert installed("torch", "no_such_peer") == ["torch"]
+    monkeypatch.setenv("PYPARALLEL_NO_SKIP", "1")
+    assert installed("torch") == ["torch"]
+    with pytest.raises(ModuleNotFoundError, match=r"missing: \['no_such_peer'\]"):
+        installed("torch", "no_such_peer")
