@@ -24,6 +24,8 @@ draws for each 32 samples, so waits would leave no time to read ahead. A pass th
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -58,7 +60,6 @@ class Draws:
     def __init__(self, loader: Any, length: Length) -> None:
         self.follows_loop: bool = isinstance(loader, TorchLoader)
         self._loader, self._length = loader, length
-        self._known_length: int | None = None
         self._before = self._after = self._states()
 
     def _states(self) -> list[tuple[torch.Generator, torch.Tensor]]:
@@ -70,6 +71,10 @@ class Draws:
     def begin(self) -> None:
         """Record that ``iter(loader)`` has drawn."""
         self._after = self._states()
+
+    def keep(self) -> None:
+        """Let `undo` do nothing."""
+        self._before = []
 
     def undo(self) -> None:
         """Return the generators to the states before ``iter(loader)``.
@@ -88,46 +93,57 @@ class Draws:
         """
         if not self.follows_loop or not position:
             return self.follows_loop
+        ahead, shuffles, is_known = self._rules
+        if ahead is None:
+            return False
+        number = position + ahead
+        if shuffles is not None and shuffles(number):
+            return True
+        if is_known and self._loader.num_workers:  # the workers have the end already
+            return False
+        end = self._length.value
+        return number == (self._own_length if end is None and is_known else end)
+
+    @functools.cached_property
+    def _own_length(self) -> int:
+        return len(self._loader)
+
+    @functools.cached_property
+    def _rules(self) -> tuple[int | None, Callable[[int], bool] | None, bool]:
+        """What is the same in the whole pass.
+
+        The number of batches that the sampler is ahead of the loop, None if all its
+        draws come early; whether it shuffles with a batch; whether its class is known.
+        """
         loader = self._loader
         # accelerate's loaders read one batch ahead.
-        drawn = position + ("gradient_state" in vars(loader))
+        ahead = int("gradient_state" in vars(loader))
         if loader.num_workers:
             if isinstance(loader.dataset, IterableDataset):
-                return False
-            drawn += loader.num_workers * loader.prefetch_factor
-        return self._draws_with(drawn)
-
-    def _draws_with(self, number: int) -> bool:
-        """Return True if the sampler may draw with this batch of its epoch."""
-        loader = self._loader
+                return None, None, False
+            ahead += loader.num_workers * loader.prefetch_factor
         batches = loader.batch_sampler
         sampler = unwrap_batch_sampler(loader.sampler if batches is None else batches)
-        shuffles = type(sampler) is RandomSampler and sampler.generator is not None
-        if shuffles and not sampler.replacement:
-            size = 1 if batches is None else batches.batch_size
-            if _shuffles_with(sampler, number * size, size):
-                return True
-        is_known = draws_at_start(sampler)
-        if is_known and loader.num_workers:  # the workers have the end already
-            return False
-        return number == self._number_of_batches(is_known=is_known)
-
-    def _number_of_batches(self, *, is_known: bool) -> int | None:
-        if self._length.value is not None or not is_known:
-            return self._length.value
-        if self._known_length is None:
-            self._known_length = len(self._loader)
-        return self._known_length
+        shuffles = None
+        if type(sampler) is RandomSampler and sampler.generator is not None:
+            if not sampler.replacement:
+                size = 1 if batches is None else batches.batch_size
+                shuffles = _shuffles(sampler, size)
+        return ahead, shuffles, draws_at_start(sampler)
 
 
-def _shuffles_with(sampler: RandomSampler, first: int, size: int) -> bool:
-    """Return True if a sampler begins a permutation with a batch.
+def _shuffles(sampler: RandomSampler, size: int) -> Callable[[int], bool]:
+    """Return a function that is True if a permutation begins with a batch.
 
     Args:
-        sampler: it begins a last one at its end.
-        first: the number of the first sample of the batch.
-        size: the number of its samples.
+        sampler: it begins a last permutation at its end.
+        size: the number of samples in a batch.
     """
-    count = max(len(sampler.data_source), 1)
-    begin = -(-first // count) * count
-    return begin < first + size and begin <= int(sampler.num_samples)
+    count, last = max(len(sampler.data_source), 1), int(sampler.num_samples)
+
+    def shuffles(number: int) -> bool:
+        first = number * size
+        begin = -(-first // count) * count
+        return begin < first + size and begin <= last
+
+    return shuffles

@@ -114,6 +114,7 @@ class PrefetchIterator:
     def close(self) -> None:
         """Stop the thread; from now on ``next()`` raises ``StopIteration``."""
         if os.getpid() == self._thread.pid:
+            self._thread.draws.keep()
             self._stop()
 
     def __reduce__(self) -> Any:
