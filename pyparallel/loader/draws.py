@@ -110,7 +110,7 @@ class Draws:
 
     @functools.cached_property
     def _rules(self) -> tuple[int | None, Callable[[int], bool] | None, bool]:
-        """What is the same in the whole pass.
+        """The facts of the whole pass.
 
         The number of batches that the sampler is ahead of the loop, None if all its
         draws come early; whether it shuffles with a batch; whether its class is known.

@@ -1,4 +1,4 @@
-"""Find the installed peers, all of which a run that may skip nothing needs."""
+"""Find the installed peers. A run that may skip nothing needs all."""
 
 from __future__ import annotations
 
