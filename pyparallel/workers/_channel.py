@@ -6,7 +6,9 @@ So the descriptors of a message are the first ones that have not been taken.
 
 Note: [end of file]. The end of a process is known by the end of its file, which comes
 when no process holds a copy of its end. A fork copies all ends of the process. So each
-child of any fork closes them, but for those that it was started with.
+child of any fork closes them, but for those that it was started with. Another thread
+may fork while an end is closed. So the object of an end forgets its number before that,
+or the child would close a new end with this number.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Iterator, Sequence
+from multiprocessing import connection
 from typing import Any, TypeVar
 
 from ..core.process import on_fork
@@ -220,6 +223,29 @@ def kept(*ends: Any) -> Iterator[None]:
         yield
     finally:
         _kept.ends = ()
+
+
+class PipeEnd(connection.Connection):
+    """An end of a pipe. `close` forgets its number first: see Note [end of file]."""
+
+    _handle: int | None
+
+    def close(self) -> None:
+        """Close this end; later calls do nothing."""
+        handle, self._handle = self._handle, None
+        if handle is not None:
+            os.close(handle)
+
+    def __reduce__(self) -> Any:
+        """Send the descriptor with the message."""
+        return connection.reduce_connection(self)  # type: ignore[attr-defined]  # untyped
+
+
+def pipe() -> tuple[PipeEnd, PipeEnd]:
+    """Return the reading and the writing end of a pipe."""
+    reader, writer = os.pipe()
+    ends = PipeEnd(reader, writable=False), PipeEnd(writer, readable=False)
+    return close_in_children(ends[0]), close_in_children(ends[1])
 
 
 def pair() -> tuple[socket.socket, socket.socket]:

@@ -21,14 +21,14 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from multiprocessing import connection, process
+from multiprocessing import process
 from typing import Any
 
 from ..core.cpu_time import cores_allowed
 from ..core.process import Living
 from ..core.versions import VERSION
 from . import deaths, descriptors
-from ._channel import Channel, close_in_children, pair
+from ._channel import Channel, pair, pipe
 from ._run import FAILED, LAST, READY, work
 from ._start import deferred_signals, start
 from .interface import (
@@ -118,9 +118,8 @@ class ProcessWorkers(Workers):
         self._poll.register(self._woken, select.POLLIN)
         self._stacks = deaths.new_stacks()
         # The system closes the second end with this process: see `_end_with_parent`.
-        pipe = connection.Pipe(duplex=False)
-        self._life, _ = map(close_in_children, pipe)
-        self._open += [self._stacks, *pipe]
+        self._life, parents_end = pipe()
+        self._open += [self._stacks, self._life, parents_end]
         forks = self._method == "fork"
         self._num_starts = count if forks else cores_allowed()
         data = b""

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import errno
+import multiprocessing
 import os
 import resource
 import socket
+import sys
 import threading
 from multiprocessing import connection
 from typing import Any
@@ -14,7 +16,14 @@ import pytest
 
 from pyparallel.workers import descriptors
 from pyparallel.workers._channel import Channel, pair
-from tests.support.loader.worker_programs import fork_child, memory, num_open, text_of
+from pyparallel.workers.processes import ProcessWorkers
+from tests.support.loader.worker_programs import (
+    Program,
+    fork_child,
+    memory,
+    num_open,
+    text_of,
+)
 
 pytestmark = [pytest.mark.one_backend, pytest.mark.timeout(60)]
 
@@ -193,6 +202,36 @@ def test_every_fork_closes_all_ends(thread: bool) -> None:
     channel.close()
     os.kill(child, 9)
     os.waitpid(child, 0)
+
+
+def test_a_fork_beside_a_close_closes_no_other_file() -> None:
+    """Another thread may open files and fork whenever a call that closes returns."""
+    codes: list[int] = []
+
+    def at_return(frame: Any, event: str, function: Any) -> None:
+        if event != "c_return" or function.__name__ != "close":
+            return
+        files = [os.open(os.devnull, os.O_RDONLY) for _ in range(50)]
+        pid = os.fork()
+        if not pid:
+            os._exit(sum(not is_open(fd) for fd in files))
+        codes.append(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+        descriptors.close(files)
+
+    sys.setprofile(at_return)
+    try:
+        ProcessWorkers(multiprocessing.get_context("fork"), Program(), 2).close()
+    finally:
+        sys.setprofile(None)
+    assert len(codes) > 10 and not any(codes), codes
+
+
+def is_open(fd: int) -> bool:
+    try:
+        os.fstat(fd)
+    except OSError:
+        return False
+    return True
 
 
 def test_objects_travel_with_their_descriptors() -> None:
