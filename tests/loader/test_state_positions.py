@@ -282,7 +282,10 @@ def test_three_starts_with_workers(kind: str, persistent: bool) -> None:
 def is_idle(pass_: Any) -> bool:
     """Return True if a pass of a `PreDataLoader` reads no more batches for now."""
     is_full = len(pass_.items) >= pass_.options.queue_size
-    return is_full or not pass_.thread.is_alive()
+    number = pass_.num_taken + len(pass_.items)
+    # At the end, a sampler may draw: the thread waits until the loop asks for it.
+    waits = number >= pass_.num_wanted and pass_.draws.waits_at(number)
+    return is_full or waits or not pass_.thread.is_alive()
 
 
 @pytest.mark.parametrize("prefetches", [False, True], ids=["plain", "prefetch"])
