@@ -9,14 +9,21 @@ Note: [exit]. The interpreter first waits for all threads except daemons, which 
 the library until they end. Then it runs these functions, the last registered one first:
 higher floors end before the floors that they use. A daemon that is still in native code
 after the interpreter has ended aborts the process, so each daemon is stopped there.
+
+Note: [gloo at the exit]. With torch 2.13, a reduction that a backward pass starts
+refers to a Python object, and a thread of gloo frees it. If that thread waits for the
+GIL when the interpreter ends, the process aborts ("terminate called without an active
+exception"), and torchrun kills the other ranks. So the exit lets these threads finish.
 """
 
 from __future__ import annotations
 
 import atexit
 import os
+import time
 import weakref
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, TypeVar
 
 _T = TypeVar("_T")
@@ -70,3 +77,27 @@ class Living(weakref.WeakSet[_T]):
     def _call(self, function: Callable[[_T], Any]) -> None:
         for each in list(self):
             function(each)
+
+
+@at_exit
+def _wait_for_gloo() -> None:
+    """Leave the GIL to the threads of gloo until all sleep, for at most a second."""
+    for _ in range(100):
+        if not _states_of_threads("pt_gloo_runloop"):
+            return
+        time.sleep(0.01)
+        if "R" not in _states_of_threads("pt_gloo_runloop"):
+            return
+
+
+def _states_of_threads(name: str) -> set[str]:
+    """Return the states of this process's threads of a name, where Linux tells them."""
+    found = set()
+    for path in Path("/proc/self/task").glob("*/stat"):
+        try:
+            fields = path.read_text("utf-8", "replace")
+        except OSError:  # the thread has ended
+            continue
+        if f"({name})" in fields:
+            found.add(fields.rpartition(") ")[2][:1])
+    return found

@@ -209,7 +209,6 @@ class Recorder:
             self.write(STOP, now, now, **more)
             self.stop()
             if self.settings.leave and self._is_loop():
-                _wait_for_gloo()
                 raise ProfileComplete(0)
         elif isinstance(key, str):
             self._counts[key] = self._counts.get(key, 0) + 1
@@ -363,16 +362,6 @@ class Recorder:
         # Persistent workers use one iterator for all epochs.
         iterator._profiled_epoch = None if is_over else epoch
         return epoch
-
-
-def _wait_for_gloo() -> None:
-    """Wait until the threads of gloo have freed the last reduction of a backward pass.
-
-    It refers to a Python object. A thread that frees it while the interpreter ends
-    aborts the process, and a profile ends the script soon after such a pass.
-    """
-    if dist.is_available() and dist.is_initialized():
-        time.sleep(0.1)
 
 
 class Times(NamedTuple):
