@@ -100,7 +100,7 @@ PYTEST := -m pytest -q -r fE -n $(PYTEST_JOBS) --dist loadfile --no-loadscope-re
 .PHONY: help test test-all test-matrix test-newest test-native test-python test-core test-busy test-asan test-tsan \
 	test-valgrind test-peers test-ray fuzz fuzz-core fuzz-corpus mutations soak wheel docs lint \
 	lint-python lint-prose lint-types lint-cpp lint-workflows bench bench-loader bench-training demo ahead peers \
-	cuda-build fake-cuda gpu-check gpu-bundle wheels release-check clean
+	cuda-build cuda-tools fake-cuda gpu-check gpu-bundle wheels release-check clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' Makefile | expand -t 14
@@ -250,7 +250,7 @@ test-extension-%: $(V)/.deps
 		scripts/sanitizers.py $* $(V)/bin/python -m tests.support.fuzzing.fuzz \
 		--cases $(SANITIZED_CASES))
 
-mutations: $(V)/.built fake-cuda ## remove one protection at a time and check that a test fails; a long run
+mutations: $(V)/.built cuda-tools ## remove one protection at a time and check that a test fails; a long run
 	$(V)/bin/python scripts/mutations.py --cmake "$(CMAKE)" $(MUTATIONS)
 
 soak: $(V)/.built ## leaks over 10,000 batches; a network that fails; loaders with random faults for SOAK_MINUTES=30
@@ -366,6 +366,12 @@ cuda-build: $(VCUDA)/.deps fake-cuda ## check the kernels; run the bundle of gpu
 		-m "cuda_torch and not slow" $(ON_CUDA_TORCH) $(PYTEST_ARGS)
 	cd $(TREE) && $(IN_TREE) -m pytest -q tests/fakecuda
 	export FAKECUDA_DEVICES=2 && $(ON_FAKE) $(PYTEST) -n 0 -m "two_gpus" $(PYTEST_ARGS)
+
+# The bundle's run brings its own, so the environment has none.
+cuda-tools: fake-cuda ## the fake CUDA runtime, and the test tools for it in build/cuda-tools
+	$(FOR_VCUDA) $(GPU_WHEELS)-$(VCUDA_VERSION)/.done
+	test -e build/cuda-tools/pytest || $(VCUDA)/bin/python $(PIP) --no-index --no-deps \
+		--target build/cuda-tools $(GPU_WHEELS)-$(VCUDA_VERSION)/*.whl
 
 fake-cuda: $(VCUDA)/.deps ## the fake CUDA runtime in build/fakecuda: tests/fakecuda
 	$(MAKE) -j2 -C tests/fakecuda OUT="$(FAKE)" PYTHON="$(VCUDA)/bin/python"

@@ -291,13 +291,14 @@ class Tree:
 class CudaTree(Tree):
     """A copy of the tree with kernels, whose tests run on the fake CUDA runtime.
 
-    It stays in ``build``, because the first build takes long. ``make fake-cuda`` makes
-    the environment and the runtime.
+    It stays in ``build``, because the first build takes long. ``make cuda-tools`` makes
+    the environment, the runtime, and the test tools, which are not in the environment.
     """
 
     def __init__(self) -> None:
         super().__init__(ROOT / "build" / "cuda-mutations")
         self._python = str(ROOT / ".venv-cuda" / "bin" / "python")
+        self._tools = ROOT / "build" / "cuda-tools"
 
     def _copy_extension(self) -> None:
         """Keep the extension of the last run, which is compiled again."""
@@ -306,17 +307,24 @@ class CudaTree(Tree):
         """Run tests marked ``cuda`` to the first that fails."""
         runtime = ROOT / "build" / "fakecuda" / "env.sh"
         script = f'. {runtime} && exec "$0" -m pytest "$@"'
+        variables = _variables(self.root, "native")
+        variables["PYTHONPATH"] += f"{os.pathsep}{self._tools}"
         done = execute(
             ["bash", "-c", script, self._python, *PYTEST, *tests],
             self.root,
             limit,
-            **_variables(self.root, "native"),
+            **variables,
         )
         return judge(done, by_pytest=True)
 
     def build_extension(self) -> str:
         """Compile the changed sources of the extension; return the error text."""
-        return self._build(self._python, FORCE_CUDA="1", TORCH_CUDA_ARCH_LIST="9.0")
+        return self._build(
+            self._python,
+            FORCE_CUDA="1",
+            TORCH_CUDA_ARCH_LIST="9.0",
+            PYTHONPATH=str(self._tools),
+        )
 
 
 def kind_of(mutation: Mutation) -> tuple[Any, ...]:
