@@ -52,11 +52,12 @@ int64_t num_free(int64_t device) {
   return std::min(static_cast<int64_t>(free), allowed - reserved);
 }
 
-// Torch's allocator calls this before it asks the device for more memory.
+// Torch's allocator calls this before it asks the current device for more memory.
 class Reclaim final : public c10::FreeMemoryCallback {
  public:
   bool Execute() override {
-    ops::reclaim_memory(c10::DeviceType::CUDA, num_free);
+    const c10::Device device(c10::DeviceType::CUDA, c10::cuda::current_device());
+    ops::reclaim_memory(device, num_free);
     return true;
   }
 };

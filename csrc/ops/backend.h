@@ -39,10 +39,10 @@ bool register_backend(c10::DeviceType type, Backend backend);
 // Returns null if the type is not registered.
 const Backend* find_backend(c10::DeviceType type);
 
-// Gives the memory of dropped batches to torch's allocator, which has no free block. If
-// it is for a batch, `num_free(device)` returns the bytes that the device has left.
-// Does not throw.
-void reclaim_memory(c10::DeviceType type, int64_t (*num_free)(int64_t device)) noexcept;
+// Gives the memory of dropped batches to torch's allocator, which has no free block on
+// the device. If it is for a batch, `num_free(index)` returns the bytes that the device
+// has left. Does not throw.
+void reclaim_memory(c10::Device device, int64_t (*num_free)(int64_t index)) noexcept;
 
 // Returns the CPU first, then the others in the order of torch's device types.
 std::vector<c10::DeviceType> registered_devices();

@@ -81,6 +81,13 @@ class TensorLoan final : public transfer::Loan {
  public:
   using Loan::Loan;
 
+  // Torch records no user of memory with another deleter, such as that of a tensor
+  // which was sent to another process.
+  bool can_give() const override {
+    return memory.get_deleter() ==
+           c10::GetAllocator(memory.device().type())->raw_deleter();
+  }
+
   void give(const std::vector<transfer::Stream>& users) override {
     const c10::DeviceType type = memory.device().type();
     for (const transfer::Stream& user : users) {
@@ -444,19 +451,18 @@ void bound_pinned(int64_t limit) {
   }
 }
 
-void reclaim_memory(c10::DeviceType type,
-                    int64_t (*num_free)(int64_t device)) noexcept {
-  Engine* const engine = engines.at(static_cast<size_t>(type)).load();
+void reclaim_memory(c10::Device device, int64_t (*num_free)(int64_t index)) noexcept {
+  Engine* const engine = engines.at(static_cast<size_t>(device.type())).load();
   if (engine == nullptr) return;
   bool is_full = false;
-  if (wanted != nullptr) {
+  if (wanted != nullptr && wanted->stream.device == device.index()) {
     try {
       is_full = num_free(wanted->stream.device) < wanted->nbytes + kLargestExcess;
     } catch (...) {
       // The device failed. The allocation reports that.
     }
   }
-  engine->loans().reclaim(is_full ? &wanted->stream : nullptr);
+  engine->loans().reclaim(device.index(), is_full ? &wanted->stream : nullptr);
 }
 
 std::vector<c10::DeviceType> transfers() {

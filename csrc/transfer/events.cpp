@@ -29,6 +29,14 @@ EventRef Events::record(const Stream& stream) {
   return recorded;
 }
 
+// The second check finds a capture that began before the record: its event would belong
+// to the graph. To record it changes no graph.
+EventRef Events::record_outside_captures(const Stream& stream) {
+  if (runtime_->is_capturing(stream)) return nullptr;
+  EventRef event = record(stream);
+  return runtime_->is_capturing(stream) ? nullptr : event;
+}
+
 bool Events::forked() const { return num_forks != forks_before_; }
 
 void Events::check_usable() const {

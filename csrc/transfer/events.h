@@ -42,6 +42,9 @@ class Events {
 
   // Records an event behind the work that is queued on `stream` now.
   EventRef record(const Stream& stream);
+  // The same; null if the stream is under capture. Another thread may begin a capture
+  // meanwhile.
+  EventRef record_outside_captures(const Stream& stream);
 
   // Returns true in a process that was forked after the construction.
   bool forked() const;

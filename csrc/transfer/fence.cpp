@@ -34,8 +34,7 @@ bool Fence::is_done() {
 
 // See Note: [fences and captures].
 void Fence::record(Part* part) {
-  if (runtime_->is_capturing(part->stream)) return;
-  part->event = events_->record(part->stream);
+  part->event = events_->record_outside_captures(part->stream);
 }
 
 }  // namespace pyparallel::transfer

@@ -9,6 +9,8 @@ namespace {
 // The part of a device's memory that may always wait for users.
 constexpr int64_t kWaitingShare = 32;
 
+constexpr int64_t kAllDevices = -1;
+
 }  // namespace
 
 void Loans::make_room(int64_t nbytes, const Stream& stream) {
@@ -16,7 +18,7 @@ void Loans::make_room(int64_t nbytes, const Stream& stream) {
   std::vector<LoanRef> unused;
   const std::lock_guard<std::mutex> turn(turn_);
   record_each();
-  take_done(&unused);
+  take_done(kAllDevices, &unused);
   take_excess(nbytes, stream, &unused);
 }
 
@@ -56,7 +58,8 @@ void Loans::drop(LoanRef loan) noexcept {
   }
 }
 
-void Loans::reclaim(const Stream* full) noexcept {
+// See Note: [locks of allocators].
+void Loans::reclaim(int64_t device, const Stream* full) noexcept {
   if (events_->forked()) return;
   std::vector<LoanRef> unused;
   std::vector<LoanRef> given;
@@ -64,11 +67,14 @@ void Loans::reclaim(const Stream* full) noexcept {
     {
       const std::lock_guard<std::mutex> turn(turn_);
       record_each();
-      take_done(&unused);
+      take_done(device, &unused);
       while (full != nullptr && take_oldest(*full, &unused)) {
       }
-      for (const Stream& stream : streams()) take_excess(0, stream, &unused);
-      take_rest(&given);
+      for (const Stream& stream : streams(device)) {
+        // A wait for work outside of a capture would end the capture.
+        if (!runtime_->is_capturing(stream)) take_excess(0, stream, &unused);
+      }
+      take_rest(device, &given);
     }
     for (LoanRef& loan : given) give(std::move(loan));
   } catch (...) {
@@ -93,11 +99,13 @@ Loans::Account* Loans::account(const Stream& stream) {
   return &accounts_.back();
 }
 
-std::vector<Stream> Loans::streams() const {
+std::vector<Stream> Loans::streams(int64_t device) const {
   const std::lock_guard<std::mutex> lock(mutex_);
-  std::vector<Stream> all;
-  for (const Account& each : accounts_) all.push_back(each.stream);
-  return all;
+  std::vector<Stream> found;
+  for (const Account& each : accounts_) {
+    if (each.stream.device == device) found.push_back(each.stream);
+  }
+  return found;
 }
 
 bool Loans::is_over(int64_t nbytes, const Stream& stream) {
@@ -118,7 +126,12 @@ void Loans::record_each() {
   std::reverse(waiting_.begin() + num_before, waiting_.end());
   std::vector<EventRef> recorded;
   for (LoanRef& loan : waiting_) {
-    if (!record(loan.get(), &recorded)) lost_.push_back(std::move(loan));
+    if (record(loan.get(), &recorded)) continue;
+    {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      account(loan->stream_)->dropped -= loan->nbytes_;  // no copy can wait for it
+    }
+    lost_.push_back(std::move(loan));
   }
   waiting_.erase(std::remove(waiting_.begin(), waiting_.end(), nullptr),
                  waiting_.end());
@@ -130,8 +143,9 @@ bool Loans::record(Loan* loan, std::vector<EventRef>* recorded) {
     for (const EventRef& each : *recorded) {
       if (each->stream() == user) return each;
     }
-    if (runtime_->is_capturing(user)) return nullptr;
-    return recorded->emplace_back(events_->record(user));
+    EventRef event = events_->record_outside_captures(user);
+    if (event != nullptr) recorded->push_back(event);
+    return event;
   };
   try {
     std::vector<Stream> captured;
@@ -149,8 +163,9 @@ bool Loans::record(Loan* loan, std::vector<EventRef>* recorded) {
   }
 }
 
-// Removes the events that are done. Appends the loans that need no event any more.
-void Loans::take_done(std::vector<LoanRef>* unused) {
+// Removes the events that are done. Appends the loans of a device, or of all, that need
+// no event any more.
+void Loans::take_done(int64_t device, std::vector<LoanRef>* unused) {
   std::vector<const RecordedEvent*> pending;
   const auto is_done = [&](const EventRef& event) {
     const auto found = std::find(pending.begin(), pending.end(), event.get());
@@ -167,23 +182,23 @@ void Loans::take_done(std::vector<LoanRef>* unused) {
     std::vector<EventRef>& events = loan->events_;
     events.erase(std::remove_if(events.begin(), events.end(), is_done), events.end());
   }
-  take_unused(unused);
+  take_unused(device, unused);
 }
 
-// Appends the loans that no event or user keeps.
-void Loans::take_unused(std::vector<LoanRef>* unused) {
-  std::deque<LoanRef> used;
+// Appends the loans of a device, or of all, that no event or user keeps.
+void Loans::take_unused(int64_t device, std::vector<LoanRef>* unused) {
+  std::deque<LoanRef> kept;
   const std::lock_guard<std::mutex> lock(mutex_);
   for (LoanRef& loan : waiting_) {
-    const bool is_used = !loan->events_.empty() || !loan->users_.empty();
-    if (is_used) {
-      used.push_back(std::move(loan));
+    const bool is_other = device != kAllDevices && loan->stream_.device != device;
+    if (is_other || !loan->events_.empty() || !loan->users_.empty()) {
+      kept.push_back(std::move(loan));
     } else {
       account(loan->stream_)->dropped -= loan->nbytes_;
       unused->push_back(std::move(loan));
     }
   }
-  waiting_ = std::move(used);
+  waiting_ = std::move(kept);
 }
 
 // Makes the stream wait until its dropped memory is within the limit.
@@ -212,14 +227,16 @@ bool Loans::take_oldest(const Stream& stream, std::vector<LoanRef>* unused) {
       events.erase(std::remove(events.begin(), events.end(), event), events.end());
     }
   }
-  take_unused(unused);
+  take_unused(stream.device, unused);
   return true;
 }
 
-// Appends the loans that wait for events alone, and counts them until these are done.
-void Loans::take_rest(std::vector<LoanRef>* given) {
+// Appends the loans of a device that wait for events alone, and counts them until these
+// are done.
+void Loans::take_rest(int64_t device, std::vector<LoanRef>* given) {
   given->reserve(waiting_.size());
   for (LoanRef& loan : waiting_) {
+    if (loan->stream_.device != device || !loan->can_give()) continue;
     if (loan->is_given_ || !loan->users_.empty()) continue;
     auto counted = std::make_unique<Loan>(loan->stream_, loan->nbytes_);
     counted->events_ = loan->events_;

@@ -26,6 +26,12 @@
 // cover more work than necessary, but never less. A stream under capture gets its event
 // after the capture. If no event can be recorded, the end of the work is unknown, and
 // the memory is never freed.
+//
+// Note: [locks of allocators]
+// Torch's allocator has a lock for each device, and holds it while it asks for memory.
+// Two threads may ask for memory of two devices. If one of them freed memory of the
+// other device, it would wait for the lock of the other thread. So only memory of the
+// device that has none is freed then.
 #pragma once
 
 #include <cstdint>
@@ -45,6 +51,8 @@ class Loan {
  public:
   Loan(const Stream& stream, int64_t nbytes) : stream_(stream), nbytes_(nbytes) {}
   virtual ~Loan() = default;
+  // Returns false if the memory may only be freed after its users.
+  virtual bool can_give() const { return true; }
   // Frees the memory to an allocator that waits for these streams.
   virtual void give(const std::vector<Stream>& /*users*/) {}
   Loan(const Loan&) = delete;
@@ -84,9 +92,10 @@ class Loans {
   // Calls no device, unless the loan has no user.
   void drop(std::unique_ptr<Loan> loan) noexcept;
 
-  // For an allocator without a free block: gives it all dropped memory. If `full` is
-  // not null, first frees the memory of this stream, which waits for the users.
-  void reclaim(const Stream* full = nullptr) noexcept;
+  // For an allocator without a free block on a device: gives it all dropped memory of
+  // this device. If `full` is not null, first frees the memory of this stream, which
+  // waits for the users.
+  void reclaim(int64_t device, const Stream* full = nullptr) noexcept;
 
   struct Info {
     int64_t lent_nbytes;
@@ -103,15 +112,15 @@ class Loans {
   using LoanRef = std::unique_ptr<Loan>;
 
   Account* account(const Stream& stream);
-  std::vector<Stream> streams() const;
+  std::vector<Stream> streams(int64_t device) const;
   bool is_over(int64_t nbytes, const Stream& stream);
   void record_each();
   bool record(Loan* loan, std::vector<EventRef>* recorded);
-  void take_done(std::vector<LoanRef>* unused);
-  void take_unused(std::vector<LoanRef>* unused);
+  void take_done(int64_t device, std::vector<LoanRef>* unused);
+  void take_unused(int64_t device, std::vector<LoanRef>* unused);
   bool take_oldest(const Stream& stream, std::vector<LoanRef>* unused);
   void take_excess(int64_t nbytes, const Stream& stream, std::vector<LoanRef>* unused);
-  void take_rest(std::vector<LoanRef>* given);
+  void take_rest(int64_t device, std::vector<LoanRef>* given);
   static void give(LoanRef loan) noexcept;
 
   Runtime* runtime_;

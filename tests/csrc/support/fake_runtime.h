@@ -92,6 +92,7 @@ class Runtime : public pyparallel::transfer::Runtime {
   }
 
   void record(const Event& event, const Stream& stream) override {
+    if (Work meanwhile = std::exchange(before_recording, nullptr)) meanwhile();
     begin("record " + std::to_string(stream.id));
     const auto reached = std::make_shared<Gate>();
     {
@@ -175,9 +176,10 @@ class Runtime : public pyparallel::transfer::Runtime {
   int64_t num_bytes = 0;        // of the memory of a device
   std::vector<Stream> current;  // of every thread
   pyparallel::transfer::CopyObserver* observer = nullptr;
-  Work before_answer;   // runs once, between the answer of is_done and its return
-  Work before_waiting;  // runs once, before the host waits
-  Work before_freeing;  // runs once, before memory is freed
+  Work before_answer;     // runs once, between the answer of is_done and its return
+  Work before_recording;  // runs once, before an event is recorded
+  Work before_waiting;    // runs once, before the host waits
+  Work before_freeing;    // runs once, before memory is freed
   std::atomic<int64_t> num_overwritten{0};
   std::atomic<int64_t> most_nbytes{0};  // the most bytes allocated at a time
 

@@ -22,6 +22,7 @@ constexpr int64_t kNumBytes = 100;
 struct Memory {
   int64_t alive = 0;
   std::vector<Stream> given_to;
+  bool can_give = true;
   bool accepts = true;
   Loan* rejected = nullptr;  // without an owner
 };
@@ -34,6 +35,7 @@ class CountedLoan final : public Loan {
   }
   ~CountedLoan() override { --memory_->alive; }
 
+  bool can_give() const override { return memory_->can_give; }
   void give(const std::vector<Stream>& users) override {
     if (!memory_->accepts) {
       memory_->rejected = this;
@@ -48,9 +50,10 @@ class CountedLoan final : public Loan {
 
 struct Lending : Bench, Memory {
   // Lends memory of the copy stream, and drops it again.
-  std::unique_ptr<Loan> lend(const std::vector<Stream>& users = {kHome}) {
-    engine.loans().make_room(kNumBytes, kCopies);
-    auto loan = std::make_unique<CountedLoan>(kCopies, this);
+  std::unique_ptr<Loan> lend(const std::vector<Stream>& users = {kHome},
+                             const Stream& copies = kCopies) {
+    engine.loans().make_room(kNumBytes, copies);
+    auto loan = std::make_unique<CountedLoan>(copies, this);
     engine.loans().lend(*loan);
     for (const Stream& user : users) engine.loans().use(loan.get(), user);
     return loan;
@@ -150,10 +153,10 @@ TEST(test_an_allocator_gets_memory_together_with_its_users) {
   const auto other = bench.stop(kOther);
   const auto held = bench.lend();
   bench.drop(bench.lend({kHome, kOther}));
-  bench.engine.loans().reclaim();
+  bench.engine.loans().reclaim(0);
   CHECK(bench.alive == 1);
   CHECK(bench.given_to == (std::vector<Stream>{kHome, kOther}));
-  bench.engine.loans().reclaim();  // has nothing to give
+  bench.engine.loans().reclaim(0);  // has nothing to give
   CHECK(bench.given_to.size() == 2);
   CHECK(count(bench.runtime.take_calls(), "wait 0") == 0);
   CHECK(bench.num_dropped() == 1);  // until the users are done
@@ -169,7 +172,7 @@ TEST(test_memory_beyond_the_limit_is_not_given) {
   const auto held = bench.lend();
   for (int i = 0; i < 20; ++i) {
     bench.drop(bench.lend());
-    bench.engine.loans().reclaim();
+    bench.engine.loans().reclaim(0);
     CHECK(bench.given_to.size() <= 1);
     CHECK(bench.num_dropped() <= 1);
   }
@@ -182,15 +185,59 @@ TEST(test_on_a_full_device_the_copies_wait) {
   const auto gate = bench.stop(kHome);
   const auto held = bench.lend();
   bench.drop(bench.lend());
-  bench.engine.loans().reclaim(&kOther);
+  bench.engine.loans().reclaim(0, &kOther);
   CHECK(bench.given_to.size() == 1);  // of another stream
   bench.drop(bench.lend());
-  bench.engine.loans().reclaim(&kCopies);
+  bench.engine.loans().reclaim(0, &kCopies);
   CHECK(bench.given_to.size() == 1);
   CHECK(bench.alive == 1);
   CHECK(count(bench.runtime.take_calls(), "wait 0") == 1);
   gate->open();
   bench.finish();
+}
+
+// An allocator holds the lock of its device meanwhile.
+TEST(test_an_allocator_gets_no_memory_of_another_device) {
+  const Stream away{kOther.id, 1};
+  Lending bench;
+  const auto gate = bench.stop(kHome);
+  const auto held = bench.lend({kHome}, away);
+  bench.drop(bench.lend({kHome}, away));
+  bench.drop(bench.lend({away, kCopies}, away));
+  bench.engine.loans().record_dropped();
+  bench.runtime.synchronize(kCopies);
+  bench.engine.loans().reclaim(0);
+  CHECK(bench.alive == 3 && bench.given_to.empty());
+  bench.engine.loans().reclaim(1);
+  CHECK(bench.alive == 1 && bench.given_to == std::vector<Stream>{kHome});
+  gate->open();
+  bench.finish();
+}
+
+TEST(test_a_copy_stream_under_capture_waits_for_no_user) {
+  Lending bench;
+  const auto gate = bench.stop(kHome);
+  for (int i = 0; i < 3; ++i) bench.drop(bench.lend());
+  bench.runtime.take_calls();
+  bench.runtime.capturing = kCopies.id;
+  bench.engine.loans().reclaim(0);
+  CHECK(count(bench.runtime.take_calls(), "wait 0") == 0);
+  bench.runtime.capturing = -1;
+  gate->open();
+  bench.finish();
+}
+
+TEST(test_memory_that_the_allocator_cannot_protect_waits_for_its_users) {
+  Lending bench;
+  bench.can_give = false;
+  const auto gate = bench.stop(kHome);
+  const auto held = bench.lend();
+  bench.drop(bench.lend());
+  bench.engine.loans().reclaim(0);
+  CHECK(bench.alive == 2 && bench.given_to.empty());
+  gate->open();
+  bench.finish();
+  CHECK(bench.alive == 1);
 }
 
 TEST(test_memory_that_the_allocator_rejects_is_never_free) {
@@ -199,7 +246,7 @@ TEST(test_memory_that_the_allocator_rejects_is_never_free) {
   const auto gate = bench.stop(kHome);
   const auto held = bench.lend();
   bench.drop(bench.lend());
-  bench.engine.loans().reclaim();
+  bench.engine.loans().reclaim(0);
   gate->open();
   bench.finish();
   CHECK(bench.alive == 2);
@@ -211,12 +258,25 @@ TEST(test_a_user_under_capture_gets_its_event_later) {
   bench.runtime.capturing = kHome.id;
   bench.drop(bench.lend());
   for (int i = 0; i < 5; ++i) bench.drop(bench.lend({kOther}));
-  bench.engine.loans().reclaim(&kCopies);
+  bench.engine.loans().reclaim(0, &kCopies);
   bench.finish();
   CHECK(bench.alive == 1);
   CHECK(count(bench.runtime.take_calls(), "record 1") == 0);
   bench.runtime.capturing = -1;
   bench.engine.loans().record_dropped();
+  bench.finish();
+  CHECK(bench.alive == 0);
+}
+
+TEST(test_a_capture_that_begins_before_the_record_gets_no_event) {
+  Lending bench;
+  bench.runtime.before_recording = [&] { bench.runtime.capturing = kHome.id; };
+  bench.drop(bench.lend());
+  bench.finish();
+  bench.finish();
+  CHECK(bench.alive == 1);
+  bench.runtime.capturing = -1;
+  bench.make_room();
   bench.finish();
   CHECK(bench.alive == 0);
 }
@@ -228,6 +288,7 @@ TEST(test_memory_without_an_event_is_never_free) {
   bench.engine.loans().record_dropped();
   bench.finish();
   CHECK(bench.alive == 1);
+  CHECK(bench.num_dropped() == 0);  // later copies wait for no step
 }
 
 TEST(test_memory_stays_if_the_stream_cannot_wait) {
@@ -236,10 +297,10 @@ TEST(test_memory_stays_if_the_stream_cannot_wait) {
   bench.drop(bench.lend());
   bench.engine.loans().record_dropped();
   bench.runtime.fail("wait 0", 1);
-  bench.engine.loans().reclaim(&kCopies);
+  bench.engine.loans().reclaim(0, &kCopies);
   const auto other = bench.lend();
   CHECK(bench.alive == 2);
-  bench.engine.loans().reclaim(&kCopies);
+  bench.engine.loans().reclaim(0, &kCopies);
   CHECK(bench.alive == 1);
   gate->open();
 }
@@ -250,7 +311,7 @@ TEST(test_a_forked_child_frees_nothing) {
   const pid_t child = fork();
   if (child == 0) {
     bench.drop(std::move(loan));
-    bench.engine.loans().reclaim();
+    bench.engine.loans().reclaim(0);
     _exit(bench.alive == 1 ? 0 : 1);
   }
   int status = 1;
