@@ -528,11 +528,18 @@ class Ring(RingMemory):
         nbytes, before = self.committed(slab), self._pinned_nbytes.get(slab, 0)
         if before in (nbytes, -1):
             return
-        if before:  # the slab was free, so no copy reads it
-            pinner.unpin(self.slab_address(slab))
-        self._pinned_nbytes[slab] = (
-            nbytes if pinner.pin(self.slab_address(slab), nbytes) else -1
-        )
+        address = self.slab_address(slab)
+        try:
+            if before:  # the slab was free, so no copy reads it
+                pinner.unpin(address)
+            is_pinned = pinner.pin(address, nbytes)
+            self._pinned_nbytes[slab] = nbytes if is_pinned else -1
+        except BaseException:
+            # A signal handler may have raised after the slab was pinned. Pages that are
+            # pinned, but not recorded, would be unmapped while the device knows them.
+            self._pinned_nbytes[slab] = 0
+            unpin_all(self._pid, pinner, {0: nbytes}, [address], self._memory)
+            raise
 
 
 def find(name: str) -> Ring:

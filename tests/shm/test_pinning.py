@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import ctypes
 import gc
@@ -58,6 +59,8 @@ class Lock:
         return not self.refuses
 
     def unpin(self, address: int) -> None:
+        if address not in self.locked:
+            raise RuntimeError("it is not pinned")
         self.calls.append(("unpin", self.locked.pop(address)))
 
     def fence(self, address: int) -> Mark | None:
@@ -282,6 +285,52 @@ def test_an_error_of_the_device_does_not_cost_a_slab() -> None:
         worker.make(samples())
     gc.collect()
     assert ring.holders() == [FREE, FREE]
+
+
+class Interrupted(Lock):
+    """A device during whose calls signals arrive; their handler runs when they end."""
+
+    interrupts = ""
+
+    def pin(self, address: int, nbytes: int) -> bool:
+        is_pinned = super().pin(address, nbytes)
+        self._end("pin")
+        return is_pinned
+
+    def unpin(self, address: int) -> None:
+        super().unpin(address)
+        self._end("unpin")
+
+    def _end(self, call: str) -> None:
+        if self.interrupts == call:
+            self.interrupts = ""
+            raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("call", ["pin", "unpin"])
+def test_a_signal_while_a_slab_is_pinned_costs_no_slab(
+    call: str, leaked: list[Any]
+) -> None:
+    lock = Interrupted()
+    ring, worker = ring_with(lock, 1)
+    for nbytes in (8, 3 << 20):
+        lock.interrupts = call
+        with contextlib.suppress(KeyboardInterrupt):
+            worker.make(samples(nbytes))
+        gc.collect()
+        lock.end()
+        assert ring.holders() == [FREE]
+        received = worker.make(samples(nbytes))
+        assert received.is_pinned and lock.locked == {
+            ring.slab_address(0): ring.committed(0)
+        }
+        del received
+        lock.end()
+    memory = ring._memory
+    del ring, worker
+    gc.collect()
+    assert lock.locked == {}
+    assert leaked == [memory] * (call == "unpin"), "it may still be pinned"
 
 
 def test_a_forked_child_neither_waits_nor_unlocks() -> None:
