@@ -79,8 +79,8 @@ def start_copy(
     if is_compact and static is None:
         return lambda: list(parts)
     nest = None if is_simple else _Nest(leaves, parts)
-    if nest is not None and static is None and dtype is None:
-        compiled = nest.start_copy(target, stream)
+    if nest is not None and static is None:
+        compiled = nest.start_copy(target, stream, dtype)
         if compiled is not None:
             return compiled
     if target is None and static is None and dtype is None:
@@ -138,18 +138,20 @@ class _Nest:
         ]
 
     def start_copy(
-        self, target: torch.device | None, stream: Any
+        self, target: torch.device | None, stream: Any, dtype: torch.dtype | None
     ) -> Callable[[], list[Any]] | None:
         """Return the same as `start_copy` if the backend can do all of it, or None."""
         if torch.compiler.is_compiling():  # which traces no function of the backend
             return None
         if target is None or target.type == "cpu":
+            if dtype is not None:
+                return None
             copied = pytree.copy_compact(self._moved, 0, on_cpu=target is not None)
             if copied is None or not are_only_tensors(copied[1]):
                 return None
             return lambda: self._replace(copied[0])
         own = stream if stream is not None and stream.device == target else None
-        copy = send_flat(pytree.flatten_arguments(self._moved, 0), target, own)
+        copy = send_flat(pytree.flatten_arguments(self._moved, 0), target, own, dtype)
         return None if copy is None else lambda: self._replace(copy.wait())
 
     def open(self) -> tuple[list[torch.Tensor], _Rebuild]:
@@ -173,17 +175,34 @@ class _Nest:
 
 
 def send_flat(
-    flat: pytree.Flat, target: torch.device, stream: Any
+    flat: pytree.Flat,
+    target: torch.device,
+    stream: Any,
+    dtype: torch.dtype | None = None,
 ) -> backend.BatchCopy | None:
     """Send a nest by one compiled call, or return None.
 
-    No Python code runs for each leaf.
+    No Python code runs for each leaf. With ``dtype``, a nest with a large tensor is not
+    sent here: the device reads a pinned one in place, and casts it then.
     """
     if not flat.is_native or not are_only_tensors(flat.classes):
         return None
     structure: Any = flat.structure
     plan = partial(backend.plan_copy, flat.leaves, structure=structure)
+    if dtype is not None:
+        plan = partial(_plan_cast, flat.leaves, structure=structure, dtype=dtype)
     return to_device.send_planned(plan, target, stream=stream)
+
+
+def _plan_cast(
+    leaves: Sequence[Any], *where: Any, structure: Any, dtype: torch.dtype
+) -> backend.BatchCopy | None:
+    """Plan a copy that casts each tensor on the host, or return None."""
+    try:
+        copy = backend.plan_copy(leaves, *where, dtype=dtype, structure=structure)
+    except ValueError:  # the other way names the tensor
+        return None
+    return None if copy is None or copy.sources is not None else copy
 
 
 def _name_tensor(

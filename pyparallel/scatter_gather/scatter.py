@@ -119,13 +119,13 @@ def scatter(
             is under graph capture.
 
     Stream: the CPU tensors of each device are in one packed copy on the device's copy
-    stream, or on ``stream``. The copy runs after the work that is queued on the current
-    stream of the device at the time of the call. All copies are queued before the first
-    one is waited for. The stream that is current on the device waits for its copy, the
-    host does not. Pinned tensors of 1 MiB and more are read in place: do not change
-    them before the copy is done. Tensors that require grad are copied one by one so
-    that gradients flow back. With ``out`` the copy also waits for the work that is
-    queued on the current stream, and on the one that received the batch before.
+    stream, or on ``stream``. It waits for no work of other streams. All copies are
+    queued before the first one is waited for. The stream that is current on the device
+    waits for its copy, the host does not. Pinned tensors of 1 MiB and more are read in
+    place: do not change them before the copy is done. Tensors that require grad are
+    copied one by one so that gradients flow back. With ``out`` the copy waits for
+    the work that is queued on the current stream, and on the one that received the
+    batch before.
 
     The behaviour is that of mmcv 1.x ``scatter``, without its defects: dropped chunks,
     lost container types, and labels misaligned with images. ``chunk_sizes``,
@@ -292,9 +292,9 @@ def _send(
     """Send a batch for one target by one compiled call, or return None."""
     if target is None or target.type == "cpu":
         return None
-    if options.divides or options.dtype is not None:
+    if options.divides:
         return None
-    return send_flat(flat, target, stream)
+    return send_flat(flat, target, stream, options.dtype)
 
 
 def _check_stream(stream: Any, targets: Sequence[torch.device | None]) -> None:

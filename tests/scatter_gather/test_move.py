@@ -336,12 +336,18 @@ def compiled() -> Iterator[list[bool]]:
         yield taken
 
 
-def moved_by(context: Any, batch: Any, target: torch.device | None) -> Any:
+def moved_by(
+    context: Any,
+    batch: Any,
+    target: torch.device | None,
+    dtype: torch.dtype | None = None,
+) -> Any:
     """Return a batch that is moved in this context, as plain values."""
     with context as found:
         leaves, structure, classes = pytree.flatten_arguments(batch, 1)
         parts = whole_parts(leaves, Options(1), "leaf {}".format, classes)
-        moved = move.move(leaves, parts, target, None, classes=classes)
+        naming = {"name": "leaf {}".format, "classes": classes}
+        moved = move.move(leaves, parts, target, dtype, **naming)
         tree = pytree.unflatten(structure, moved)
         return describe(tree, set(map(id, tensors_in(batch)))), found
 
@@ -364,25 +370,44 @@ PLAIN_INSIDE += ("transposed inside",)
 @needs_native
 @pytest.mark.parametrize("name", [*PLAIN_INSIDE, "gradient inside", "listed padded"])
 @pytest.mark.parametrize("beside", ["no samples", "kept", "kept list", "plain"])
+@pytest.mark.parametrize("dtype", [None, torch.float16])
 def test_one_compiled_call_moves_containers_of_plain_tensors(
-    name: str, beside: str
+    name: str, beside: str, dtype: torch.dtype | None
 ) -> None:
     batch = {"b": LEAVES[name](), "a": [LEAVES[beside](), "text", None]}
-    found, taken = moved_by(compiled(), batch, META)
+    found, taken = moved_by(compiled(), batch, META, dtype)
     assert any(taken) == (name in PLAIN_INSIDE)
-    assert found == moved_by(sending(), batch, META)[0]
+    assert found == moved_by(sending(), batch, META, dtype)[0]
 
 
 @needs_native
-@pytest.mark.parametrize("target", [-1, "cpu", META])
-def test_no_python_code_runs_for_each_tensor_of_a_container(target: Any) -> None:
+def test_a_cast_by_one_call_names_a_freed_tensor() -> None:
+    freed = torch.ones(2)
+    freed.untyped_storage().resize_(0)
+    batch = {"b": plain_leaf(), "c": DataContainer([[SHARED, freed]])}
+    with pytest.raises(ValueError) as caught:
+        moved_by(compiled(), batch, META, torch.float16)
+    assert str(caught.value) == (
+        "leaf 1 must lie within its storage, but needs 8 bytes where 0 are left. Use "
+        "it before its storage is resized."
+    )
+
+
+@needs_native
+@pytest.mark.parametrize(
+    ("target", "dtype"),
+    [(-1, None), ("cpu", None), (META, None), (META, torch.float16)],
+)
+def test_no_python_code_runs_for_each_tensor_of_a_container(
+    target: Any, dtype: torch.dtype | None
+) -> None:
     def call(batch: Any) -> None:
         if target is not META:
             scatter(batch, [target])
             return
         leaves, _, classes = pytree.flatten_arguments(batch, 1)
         parts = whole_parts(leaves, Options(1), "leaf {}".format, classes)
-        move.move(leaves, parts, META, None, classes=classes)
+        move.move(leaves, parts, META, dtype, classes=classes)
 
     few, many = (
         {

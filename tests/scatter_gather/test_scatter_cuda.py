@@ -97,11 +97,18 @@ WHOLE = {
     },
     "pinned in a container": {"x": DC([torch.arange(1 << 18)], stack=True), "y": ONE},
 }
+CASTS = {
+    f"{name}, cast": (WHOLE[name], {"dtype": torch.float16}, True)
+    for name in ("tensors", "other leaves", "many", "container", "containers")
+}
 # Each with the options of its scatter.
 OTHERS = {
     "divided": ({"x": ONE}, {"chunk_sizes": (2,)}),
-    "cast": ({"x": ONE}, {"dtype": torch.float16}),
-    "cast in a container": ({"d": DC([[ONE]])}, {"dtype": torch.float16}),
+    "cast of a large tensor": (
+        {"x": ONE, "y": torch.ones(1 << 18)},
+        {"dtype": torch.float16},
+    ),
+    "cast to another size of exponent": ([ONE], {"dtype": torch.float8_e5m2}),
     "only metadata": ({"d": DC([ONE], cpu_only=True), "s": "text"}, {}),
     "padded in a list": ({"d": DC([[pad_stack([ONE, ONE], mask=True), ONE]])}, {}),
     "history in a container": ({"d": DC([[ONE, GRAD]])}, {}),
@@ -114,24 +121,25 @@ OTHERS = {
 }
 SIMPLE = [(WHOLE[name], {}, True) for name in WHOLE]
 SIMPLE += [(*OTHERS[name], False) for name in OTHERS]
+SIMPLE += CASTS.values()
 
 
 @pytest.mark.parametrize(
-    ("batch", "options", "is_whole"), SIMPLE, ids=[*WHOLE, *OTHERS]
+    ("batch", "options", "is_whole"), SIMPLE, ids=[*WHOLE, *OTHERS, *CASTS]
 )
 @pytest.mark.parametrize("has_stream", [True, False])
 def test_one_compiled_call_moves_a_simple_batch(
     batch, options, is_whole, has_stream, monkeypatch
 ):
-    planned = []
+    sent_whole = []
 
-    def plan(*args, **kwargs):
-        copy = plan_copy(*args, **kwargs)
-        planned.append("structure" in kwargs and copy is not None)
+    def send(plan, *args, **kwargs):
+        copy = send_planned(plan, *args, **kwargs)
+        sent_whole.append("structure" in plan.keywords and copy is not None)
         return copy
 
-    plan_copy = backend.plan_copy
-    monkeypatch.setattr(backend, "plan_copy", plan)
+    send_planned = to_device.send_planned
+    monkeypatch.setattr(to_device, "send_planned", send)
     if batch is WHOLE["in place"]:
         batch = {name: each.pin_memory() for name, each in batch.items()}
     if batch is WHOLE["pinned in a container"]:
@@ -145,7 +153,7 @@ def test_one_compiled_call_moves_a_simple_batch(
     torch.cuda.synchronize()
     assert described(found) == described(stepwise)
     assert described(found, True) == described(expected, True)
-    assert any(planned) == (is_whole and backend.name == "native")
+    assert any(sent_whole) == (is_whole and backend.name == "native")
 
 
 def described(tree: Any, on_host: bool = False) -> str:
