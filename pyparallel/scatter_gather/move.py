@@ -195,11 +195,18 @@ def send_flat(
 
 
 def _plan_cast(
-    leaves: Sequence[Any], *where: Any, structure: Any, dtype: torch.dtype
+    leaves: Sequence[Any],
+    stream: Any,
+    leaf_nbytes: int,
+    mean_nbytes: int,
+    structure: Any,
+    dtype: torch.dtype,
 ) -> backend.BatchCopy | None:
     """Plan a copy that casts each tensor on the host, or return None."""
     try:
-        copy = backend.plan_copy(leaves, *where, dtype=dtype, structure=structure)
+        copy = backend.plan_copy(
+            leaves, stream, leaf_nbytes, mean_nbytes, dtype, structure
+        )
     except ValueError:  # the other way names the tensor
         return None
     return None if copy is None or copy.sources is not None else copy
