@@ -29,7 +29,7 @@ Record = dict[str, Any]
 #: The quantity ``seconds`` decides how often a fast function is called.
 Timer = Callable[[Callable[[], Any], int], Mapping[str, float]]
 
-#: The minimum number of rounds, also for slow cases.
+#: The minimum number of rounds, also for slow cases that do not ask for more.
 MIN_ROUNDS = 5
 
 #: The attributes of `pyparallel.backend` that differ between the backends.
@@ -49,13 +49,15 @@ class Effort(NamedTuple):
 
     Attributes:
         rounds: the number of rounds.
-        max_seconds: no round starts after this time, once `MIN_ROUNDS` are done.
+        max_seconds: no round starts after this time, once ``min_rounds`` are done.
         min_seconds: each round repeats a fast function for at least this time.
+        min_rounds: at most ``rounds``.
     """
 
     rounds: int = 30
     max_seconds: float = math.inf
     min_seconds: float = 1e-3
+    min_rounds: int = MIN_ROUNDS
 
 
 FULL = Effort()
@@ -141,6 +143,7 @@ class Case:
         differ: returns the place of a difference between two results, or nothing.
         main: the case is also measured with more than one thread.
         finish: adds figures to the record.
+        min_rounds: for a slow case with small differences.
     """
 
     title: str
@@ -151,11 +154,13 @@ class Case:
     differ: Callable[[Any, Any], str] | None = None
     main: bool = False
     finish: Callable[[Record], None] = lambda record: None
+    min_rounds: int = MIN_ROUNDS
 
 
 def measure_case(case: Case, effort: Effort) -> Record:
     """Compare the contenders of a case, and end them; return its record."""
     contenders = list(case.contenders())
+    effort = effort._replace(min_rounds=max(effort.min_rounds, case.min_rounds))
     try:
         record = compare(
             case.title, contenders, effort, case.note, case.timer, case.differ
@@ -317,7 +322,10 @@ def measure(
         order, shuffle = list(calls), random.Random(0).shuffle
         start = time.monotonic()
         for done in range(effort.rounds):
-            if done >= MIN_ROUNDS and time.monotonic() - start > effort.max_seconds:
+            if (
+                done >= effort.min_rounds
+                and time.monotonic() - start > effort.max_seconds
+            ):
                 break
             shuffle(order)
             for name in order:

@@ -20,6 +20,7 @@ from .. import processes
 from .._harness import (
     AS_LOADED,
     IN_PYTHON,
+    MIN_ROUNDS,
     Case,
     Contender,
     Goal,
@@ -185,6 +186,7 @@ def case(
     batches: int,
     goals: Sequence[Goal] = (),
     finish: Callable[[Record], None] = lambda record: None,
+    min_rounds: int = MIN_ROUNDS,
 ) -> Case:
     """Return a comparison of epochs of ``batches`` batches."""
 
@@ -192,7 +194,15 @@ def case(
         record["batches"] = batches
         finish(record)
 
-    return Case(title, note, contenders, goals, timed, finish=finished)
+    return Case(
+        title,
+        note,
+        contenders,
+        goals,
+        timed,
+        finish=finished,
+        min_rounds=min_rounds,
+    )
 
 
 def add_net(floors: dict[str, str], record: Record) -> None:

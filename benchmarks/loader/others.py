@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import gc
 import threading
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
 from typing import Any
+
+import torch
 
 _WORKERS = 2
 #: The most seconds for the end of a thread of a peer.
@@ -86,6 +90,19 @@ def by_spdl(order: Order, read: Callable[[Sequence[int]], Any]) -> Iterator[Any]
         yield from pipeline
 
 
+def by_pool(order: Order, read: Callable[[Sequence[int]], Any]) -> Iterator[Any]:
+    """Yield an epoch of a pool of two threads, without anything else of a loader."""
+    with ThreadPoolExecutor(_WORKERS, "", torch.set_num_threads, (1,)) as pool:
+        pending = deque(pool.submit(read, batch) for batch in order[: 2 * _WORKERS])
+        for batch in order[2 * _WORKERS :]:
+            yield pending.popleft().result()
+            pending.append(pool.submit(read, batch))
+        while pending:
+            yield pending.popleft().result()
+
+
+#: The name of the pool.
+BARE = "a bare pool of threads"
 #: The other libraries by their packages: the names of contenders, and their epochs.
 PEERS = {
     "torchdata": ("torchdata's nodes, threads", by_nodes),

@@ -17,13 +17,15 @@ from torch.utils.data import Dataset
 from pyparallel import DataLoader, pad_stack
 
 from .. import data
-from .._harness import Case, Contender, Goal
+from .._harness import MIN_ROUNDS, Case, Contender, Goal
 from ..processes import peak_of_epoch
 from .epochs import Make, Run, Ways, case, first_batch, per_batch
-from .others import PEERS, Peer, absent
+from .others import BARE, PEERS, Peer, absent, by_pool
 
 PROCESSES, BY_TORCH = "our processes", "torch's processes"
 _BATCH, _WORKERS = 8, 2
+#: The least rounds of decoders. Two equal loaders differ by 5 % in 5 rounds.
+_DECODER_ROUNDS = 15
 #: The packages of all samples and contenders.
 _PACKAGES = ("PIL", "cv2", *PEERS)
 
@@ -76,6 +78,7 @@ def cases(quick: bool) -> Iterator[Case]:
             ),
             num_batches,
             goals,
+            min_rounds=_DECODER_ROUNDS if "JPEG" in name else MIN_ROUNDS,
         )
     start = Coded(_texts(24), decode_text, 2 * _BATCH)
     method = "fork" if quick else "spawn"
@@ -96,7 +99,7 @@ def _contenders(
     quick: bool,
     weighs: bool = False,
 ) -> list[Contender]:
-    """Return threads with both backends, processes of both loaders, and the peers."""
+    """Return threads with both backends, processes of both loaders, and others."""
     missing = absent(_PACKAGES)
     if missing and not quick:
         raise RuntimeError(
@@ -124,6 +127,7 @@ def _contenders(
             )
             for package, (name, start) in PEERS.items()
         ),
+        ways.peer(BARE, partial(Peer, by_pool, order, dataset, pad_stack), "limit"),
     ]
 
 

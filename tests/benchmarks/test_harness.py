@@ -117,6 +117,24 @@ def test_figures_are_those_of_the_rounds() -> None:
     assert over == pytest.approx(expected)
 
 
+@pytest.mark.parametrize(
+    ("options", "rounds", "done"),
+    [
+        ({}, 20, _harness.MIN_ROUNDS),
+        ({"min_rounds": 7}, 20, 7),
+        ({"min_rounds": 7}, 3, 3),
+    ],
+)
+def test_a_slow_case_runs_its_least_rounds(
+    options: dict[str, int], rounds: int, done: int
+) -> None:
+    contenders = [Contender("ours", lambda: None, "ours")]
+    case = _harness.Case("slow", "", lambda: contenders, **options)
+    effort = _harness.Effort(rounds, max_seconds=0.0, min_seconds=0.0)
+    record = _harness.measure_case(case, effort)
+    assert record["rounds"] == len(record["rows"][0]["seconds"]) == done
+
+
 def test_a_run_leaves_the_backend_and_the_threads_as_they_were() -> None:
     def state() -> list[Any]:
         names = "name", *backend._OPERATORS
