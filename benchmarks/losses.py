@@ -92,6 +92,10 @@ _GIL = (
     "with processes is in the same table."
 )
 
+_DECODER_ALONE = (
+    "The decoder uses both cores for the whole epoch, and takes the same CPU time with "
+    "both. Loaders of pyparallel that are equal differ by as much: see docs/threads.md."
+)
 _TORCHS_COLLATE = (
     "pyparallel's Python path calls torch's default_collate. It also counts the batch, "
     "and keeps the position for a resume."
@@ -140,6 +144,7 @@ REASONS = (
     Reason("threads: first batch*", "*threads", "our processes", _START),
     Reason("threads: * pure Python", "torch's processes", "ours, *", _GIL),
     Reason("threads: *", "torchdata's nodes*", "ours, Python", _MANY_CALLS),
+    Reason("threads: * by Pillow", "torchdata's nodes*", "*", _DECODER_ALONE),
     Reason("torch: blur", "a loop, *", "ours", _FRESH_PAGES),
 )
 
