@@ -9,8 +9,15 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from ..core.errors import BatchTypeError, BatchValueError, check_int, type_name
-from .padding import Padding, Sizes, check_num_dims, start_offsets
+from ..core.errors import (
+    BatchTypeError,
+    BatchValueError,
+    add_note,
+    check_int,
+    type_name,
+    with_advice,
+)
+from .padding import Padded, Padding, Sizes, check_num_dims, start_offsets
 
 #: The largest number of dimensions that torch can interpolate.
 _MOST_DIMS = 3
@@ -18,7 +25,7 @@ _MOST_DIMS = 3
 
 def unpad(
     outputs: torch.Tensor,
-    sizes: torch.Tensor | Sequence[Sequence[int]],
+    sizes: torch.Tensor | Sequence[Sequence[int]] | Sequence[int],
     *,
     dim: int | None = None,
     side: str | tuple[str, ...] = "right",
@@ -27,21 +34,23 @@ def unpad(
 
     Args:
         outputs: ``(n, *)``, such as the outputs of a network for a padded batch.
-        sizes: ``(n, k)``, the sizes of k dimensions without padding, as in `Padded`.
-            If the network changes the resolution, they are those of its outputs.
+        sizes: ``(n, k)``, the sizes of k dimensions without padding, as in `Padded`, or
+            ``(n,)`` for one dimension. If the network changes the resolution, they are
+            those of its outputs: ``-(-sizes // stride)``.
         dim: the first of these k dimensions. None: they are the last k. Outputs
             ``(n, time, classes)`` with ``sizes`` ``(n, 1)`` need ``dim=1``.
-        side: the side of the padding, as of `Padding`.
+        side: the side of the padding, as of `Padding`. A `Padded` does not know it.
 
     Returns:
         ``outputs[i]`` of the given sizes, for every sample. Gradients flow through.
 
     Raises:
-        TypeError: ``outputs`` is not a tensor, or ``sizes`` are not integers.
+        TypeError: ``outputs`` is not a tensor, or ``sizes`` or ``dim`` are no integers.
         ValueError: another number of samples or dimensions, or a sample that is larger
             than the outputs. The message names the sample.
 
-    Stream: on a GPU the host waits for the sizes.
+    Stream: the host waits for sizes on a GPU. In ``torch.compile(fullgraph=True)``, and
+    under ``vmap``, pass them as lists.
 
     Example:
         >>> from pyparallel import pad_stack
@@ -50,8 +59,10 @@ def unpad(
         [[[1.0, 1.0]], [[1.0], [1.0]]]
     """
     if not isinstance(outputs, torch.Tensor):
-        raise BatchTypeError(
-            f"unpad: outputs must be a tensor, but is {type_name(outputs)}."
+        raise with_advice(
+            BatchTypeError,
+            f"unpad: outputs must be a tensor, but is {type_name(outputs)}.",
+            "Pass its data." if isinstance(outputs, Padded) else "",
         )
     rows = _rows(sizes, outputs)
     first = _first_dim(dim, len(rows[0]), outputs) if rows else 1
@@ -62,7 +73,8 @@ def unpad(
             raise BatchValueError(
                 f"unpad: sizes[{i}] must be 0 to {target}, the padded sizes of "
                 f"outputs, but is {row}. If the network changes the resolution, pass "
-                "the sizes of its outputs."
+                "the sizes of its outputs. If the padded dimensions are not the last "
+                "ones, pass dim."
             )
         check_num_dims(padding, len(row), "unpad")
         starts = start_offsets(padding, row, target)
@@ -74,30 +86,46 @@ def unpad(
 
 def _rows(sizes: Any, outputs: torch.Tensor) -> list[Sizes]:
     """Return the sizes as one tuple for each sample."""
-    if isinstance(sizes, torch.Tensor):
-        sizes = sizes.tolist()
+    if not outputs.dim():
+        raise BatchValueError("unpad: outputs must have samples, but has shape ().")
     try:
-        rows = [tuple(map(operator.index, row)) for row in sizes]
+        values = sizes.tolist() if isinstance(sizes, torch.Tensor) else list(sizes)
+        rows = [_row(each) for each in values]
     except TypeError:
+        found = f"{sizes!r:.80} ({type_name(sizes)})"
+        if isinstance(sizes, torch.Tensor):
+            found = f"{sizes.dtype} of shape {tuple(sizes.shape)}"
         raise BatchTypeError(
-            f"unpad: sizes must be (n, k) integers, but is {sizes!r:.80} "
-            f"({type_name(sizes)}). Pass the sizes of a Padded."
+            f"unpad: sizes must be (n, k) integers, but is {found}. Pass the sizes of "
+            "a Padded, as Pad(sizes=True) makes it. Round up: -(-sizes // stride)."
         ) from None
-    num_samples = outputs.shape[0] if outputs.dim() else None
-    if len(rows) != num_samples or len(set(map(len, rows))) > 1:
+    except RuntimeError as error:
+        add_note(error, "unpad: the host reads sizes. Here, pass them as lists.")
+        raise
+    if len(rows) != outputs.shape[0] or len(set(map(len, rows))) > 1:
         raise BatchValueError(
-            f"unpad: sizes must have one row for each of the {num_samples} samples in "
-            f"outputs, and equal rows, but is {rows!r:.80}. Pass the sizes of this "
-            "batch."
+            "unpad: sizes must have one row for each of the "
+            f"{outputs.shape[0]} samples in outputs, and equal rows, but is "
+            f"{rows!r:.80}. Pass the sizes of this batch."
         )
     return rows
 
 
+def _row(sizes: Any) -> Sizes:
+    """Return the sizes of a sample; a number is the size of one dimension."""
+    try:
+        return (operator.index(sizes),)
+    except TypeError:
+        return tuple(map(operator.index, sizes))
+
+
 def _first_dim(dim: int | None, num_sizes: int, outputs: torch.Tensor) -> int:
     """Return the first of the dimensions with sizes, which follow the samples."""
-    first = outputs.dim() - num_sizes if dim is None else operator.index(dim)
-    first += outputs.dim() if first < 0 else 0
-    if not 1 <= first <= outputs.dim() - num_sizes:
+    num_dims = outputs.dim()
+    least = -num_dims
+    first = num_dims - num_sizes if dim is None else check_int(dim, least, "unpad: dim")
+    first += num_dims if first < 0 else 0
+    if not 1 <= first <= num_dims - num_sizes:
         raise BatchValueError(
             f"unpad: outputs must have the {num_sizes} dimensions of sizes after "
             f"dimension 0, from dim={dim} on, but has shape {tuple(outputs.shape)}. "
@@ -136,23 +164,43 @@ def resize_mask(mask: torch.Tensor, size: int | Sequence[int]) -> torch.Tensor:
         found = mask.dtype if isinstance(mask, torch.Tensor) else type_name(mask)
         raise BatchTypeError(
             f"resize_mask: mask must be a torch.bool tensor, but is {found}. Use the "
-            "mask of a Padded."
+            "mask of a Padded, as Pad(mask=True) makes it, or mask.bool() of 0 and 1."
         )
     num_dims = mask.dim() - 1
-    if not 1 <= num_dims <= _MOST_DIMS:
+    if not 1 <= num_dims <= _MOST_DIMS or 0 in mask.shape[1:]:
         raise BatchValueError(
             f"resize_mask: mask must have 1 to {_MOST_DIMS} dimensions after that of "
-            f"the samples, but has shape {tuple(mask.shape)}."
+            f"the samples, all of 1 or more, but has shape {tuple(mask.shape)}."
         )
-    sizes = [size] * num_dims if isinstance(size, int) else list(size)
-    if len(sizes) != num_dims:
-        raise BatchValueError(
-            f"resize_mask: size must have {num_dims} entries for a mask of shape "
-            f"{tuple(mask.shape)}, but has {len(sizes)}. Use the last {num_dims} of "
-            "features.shape."
-        )
-    sizes = [
-        check_int(each, 1, f"resize_mask: size[{i}]") for i, each in enumerate(sizes)
-    ]
+    sizes = _feature_sizes(size, mask)
     cells = F.interpolate(mask.unsqueeze(1).to(torch.uint8), size=sizes, mode="nearest")
     return cells.squeeze(1).to(torch.bool)
+
+
+def _feature_sizes(size: Any, mask: torch.Tensor) -> list[int]:
+    """Return the size of each padded dimension of a mask in a feature map."""
+    num_dims = mask.dim() - 1
+    try:
+        sizes = list(size)
+    except TypeError:  # also of a tensor without dimensions
+        sizes = [size] * num_dims
+    if len(sizes) != num_dims:
+        advice = (
+            f"Use the last {num_dims} of features.shape, and mask[None] of one sample."
+        )
+        if len(sizes) < num_dims:
+            advice = (
+                f"Pad the last {len(sizes)} dimensions only: Pad(dims={len(sizes)})."
+            )
+        raise BatchValueError(
+            f"resize_mask: size must have {num_dims} entries for a mask of shape "
+            f"{tuple(mask.shape)}, but has {len(sizes)}. {advice}"
+        )
+    return [_feature_size(each, i) for i, each in enumerate(sizes)]
+
+
+def _feature_size(size: Any, i: int) -> Any:
+    """Return a size as an integer, or a symbol, which ``torch.export`` must not fix."""
+    if isinstance(size, torch.SymInt):
+        return size
+    return check_int(size, 1, f"resize_mask: size[{i}]")

@@ -6,6 +6,7 @@ import random
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -67,6 +68,80 @@ def test_unpad_of_a_padded_ragged_returns_its_samples() -> None:
     assert unpad(torch.rand(0, 3), torch.empty(0, 1)) == []
 
 
+@pytest.mark.parametrize(
+    "lengths",
+    [[3, 0], torch.tensor([3, 0]), np.array([3, 0]), list(torch.tensor([3, 0]))],
+    ids=["list", "tensor", "array", "tensors"],
+)
+def test_lengths_are_the_sizes_of_one_dimension(lengths: Any) -> None:
+    """As of a Ragged, or of an audio network."""
+    outputs = torch.rand(2, 5, 4)
+    found = unpad(outputs, lengths, dim=1)
+    assert [each.tolist() for each in found] == [outputs[0, :3].tolist(), []]
+
+
+def strided(stride: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return the mask and the sizes of three images, and their feature maps."""
+    images = [torch.rand(3, *size) for size in [(101, 75), (64, 99), (1, 120)]]
+    batch = pad_stack(images, pad_dims=2, size_divisor=stride, mask=True, sizes=True)
+    assert batch.sizes is not None and batch.mask is not None
+    return batch.mask, -(-batch.sizes // stride), F.avg_pool2d(batch.data, stride)
+
+
+@pytest.mark.parametrize("stride", [8, 16, 32])
+def test_both_functions_find_the_same_cells_of_a_feature_map(stride: int) -> None:
+    mask, sizes, features = strided(stride)
+    small = resize_mask(mask, features.shape[-2:])
+    cells = unpad(small, sizes)
+    assert all(map(torch.all, cells))
+    assert sum(each.numel() for each in cells) == small.sum()
+
+
+@pytest.mark.slow
+def test_compiled_programs_use_both_functions_without_a_graph_break() -> None:
+    def use(
+        mask: torch.Tensor, sizes: list[list[int]], features: torch.Tensor
+    ) -> list[torch.Tensor]:
+        return [resize_mask(mask, features.shape[-2:]), *unpad(features, sizes)]
+
+    compiled = torch.compile(use, fullgraph=True, backend="eager")
+    for stride in (8, 16, 32):
+        mask, sizes, features = strided(stride)
+        arguments = mask, sizes.tolist(), features
+        assert all(map(torch.equal, compiled(*arguments), use(*arguments)))
+
+
+def test_values_of_sizes_that_the_host_cannot_read_are_explained() -> None:
+    outputs = torch.rand(2, 2, 3)
+    batched = torch.ones(2, 2, 1, dtype=torch.int64)
+    for call in (
+        lambda: torch.func.vmap(unpad)(outputs, batched[0]),
+        lambda: unpad(outputs, batched[0].to("meta")),
+    ):
+        with pytest.raises(RuntimeError) as caught:
+            call()
+        (note,) = caught.value.__notes__
+        assert note == "unpad: the host reads sizes. Here, pass them as lists."
+    found = torch.func.vmap(lambda each: unpad(each, [1, 2]))(outputs)
+    assert [tuple(each.shape) for each in found] == [(2, 1), (2, 2)]
+
+
+def test_an_exported_size_follows_the_features() -> None:
+    class Net(torch.nn.Module):
+        def forward(self, mask: torch.Tensor, features: torch.Tensor) -> torch.Tensor:
+            return resize_mask(mask, features.shape[-2:])
+
+    auto = torch.export.Dim.AUTO
+    masks = [torch.rand(2, 8 * n, 8 * n + 16) < 0.5 for n in (2, 3)]
+    features = [torch.rand(2, 1, n, n + 2) for n in (2, 3)]
+    dynamic = {1: auto, 2: auto}, {2: auto, 3: auto}
+    program = torch.export.export(
+        Net(), (masks[0], features[0]), dynamic_shapes=dynamic, strict=False
+    )
+    found = program.module()(masks[1], features[1])
+    assert torch.equal(found, resize_mask(masks[1], (3, 5)))
+
+
 ROWS = [[2, 3], [1, 4]]
 WRONG: list[tuple[Any, Any, dict[str, Any], type[Exception], str]] = [
     ([1], ROWS, {}, TypeError, "unpad: outputs must be a tensor, but is list."),
@@ -76,7 +151,8 @@ WRONG: list[tuple[Any, Any, dict[str, Any], type[Exception], str]] = [
         {},
         ValueError,
         "unpad: sizes[1] must be 0 to (3, 4), the padded sizes of outputs, but is (1, "
-        "5). If the network changes the resolution, pass the sizes of its outputs.",
+        "5). If the network changes the resolution, pass the sizes of its outputs. If "
+        "the padded dimensions are not the last ones, pass dim.",
     ),
     (
         torch.rand(2, 3, 4),
@@ -84,7 +160,8 @@ WRONG: list[tuple[Any, Any, dict[str, Any], type[Exception], str]] = [
         {},
         ValueError,
         "unpad: sizes[0] must be 0 to (3, 4), the padded sizes of outputs, but is (2, "
-        "-1). If the network changes the resolution, pass the sizes of its outputs.",
+        "-1). If the network changes the resolution, pass the sizes of its outputs. If "
+        "the padded dimensions are not the last ones, pass dim.",
     ),
     (
         torch.rand(3, 3, 4),
@@ -111,11 +188,49 @@ WRONG: list[tuple[Any, Any, dict[str, Any], type[Exception], str]] = [
     ),
     (
         torch.rand(2, 3, 4),
-        [2, 1],
+        "ab",
         {},
         TypeError,
-        "unpad: sizes must be (n, k) integers, but is [2, 1] (list). Pass the sizes "
-        "of a Padded.",
+        "unpad: sizes must be (n, k) integers, but is 'ab' (str). Pass the sizes "
+        "of a Padded, as Pad(sizes=True) makes it. Round up: -(-sizes // stride).",
+    ),
+    (
+        torch.rand(2, 3, 4),
+        torch.tensor(ROWS) / 2,
+        {},
+        TypeError,
+        "unpad: sizes must be (n, k) integers, but is torch.float32 of shape (2, 2). "
+        "Pass the sizes "
+        "of a Padded, as Pad(sizes=True) makes it. Round up: -(-sizes // stride).",
+    ),
+    (
+        torch.rand(2, 3, 4),
+        None,  # as of a Padded without sizes
+        {},
+        TypeError,
+        "unpad: sizes must be (n, k) integers, but is None (None). Pass the sizes "
+        "of a Padded, as Pad(sizes=True) makes it. Round up: -(-sizes // stride).",
+    ),
+    (
+        Padded(torch.rand(2, 3, 4)),
+        ROWS,
+        {},
+        TypeError,
+        "unpad: outputs must be a tensor, but is pyparallel.Padded. Pass its data.",
+    ),
+    (
+        torch.tensor(1.0),
+        ROWS,
+        {},
+        ValueError,
+        "unpad: outputs must have samples, but has shape ().",
+    ),
+    (
+        torch.rand(2, 3, 4),
+        ROWS,
+        {"dim": 1.0},
+        TypeError,
+        "unpad: dim must be an integer of -3 or more, but is 1.0 (float).",
     ),
     (
         torch.rand(2, 3),
@@ -166,7 +281,8 @@ def test_a_resized_mask_is_that_of_detr(device: str, num_dims: int) -> None:
         assert found.device == mask.device
         assert found.dtype == torch.bool and torch.equal(found, expected)
         assert torch.equal(resize_mask(~mask, size), ~found)
-    assert torch.equal(resize_mask(mask, 4), resize_mask(mask, [4] * num_dims))
+    for one in (4, np.int64(4), torch.tensor(4)):
+        assert torch.equal(resize_mask(mask, one), resize_mask(mask, [4] * num_dims))
 
 
 MASK = torch.ones(2, 3, 4, dtype=torch.bool)
@@ -176,28 +292,48 @@ WRONG_MASKS: list[tuple[Any, Any, type[Exception], str]] = [
         2,
         TypeError,
         "resize_mask: mask must be a torch.bool tensor, but is torch.float32. Use the "
-        "mask of a Padded.",
+        "mask of a Padded, as Pad(mask=True) makes it, or mask.bool() of 0 and 1.",
     ),
     (
         None,
         2,
         TypeError,
         "resize_mask: mask must be a torch.bool tensor, but is None. Use the mask of a "
-        "Padded.",
+        "Padded, as Pad(mask=True) makes it, or mask.bool() of 0 and 1.",
     ),
     (
         MASK[0, 0],
         2,
         ValueError,
-        "resize_mask: mask must have 1 to 3 dimensions after that of the samples, but "
-        "has shape (4,).",
+        "resize_mask: mask must have 1 to 3 dimensions after that of the samples, all "
+        "of 1 or more, but has shape (4,).",
+    ),
+    (
+        MASK[:, :, :0],
+        2,
+        ValueError,
+        "resize_mask: mask must have 1 to 3 dimensions after that of the samples, all "
+        "of 1 or more, but has shape (2, 3, 0).",
     ),
     (
         MASK,
         (2,),
         ValueError,
         "resize_mask: size must have 2 entries for a mask of shape (2, 3, 4), but has "
-        "1. Use the last 2 of features.shape.",
+        "1. Pad the last 1 dimensions only: Pad(dims=1).",
+    ),
+    (
+        MASK[0],  # of one image
+        (2, 2),
+        ValueError,
+        "resize_mask: size must have 1 entries for a mask of shape (3, 4), but has 2. "
+        "Use the last 1 of features.shape, and mask[None] of one sample.",
+    ),
+    (
+        MASK,
+        None,
+        TypeError,
+        "resize_mask: size[0] must be an integer of 1 or more, but is None (None).",
     ),
     (
         MASK,
