@@ -14,7 +14,7 @@ import torch
 
 import pyparallel
 from tests.support.ranks.torchrun import python, torchrun
-from tests.support.repository.docs_blocks import blocks
+from tests.support.repository.docs_blocks import all_blocks, blocks
 from tests.support.repository.folders import ROOT, SUPPORT, python_path
 
 pytestmark = pytest.mark.one_backend
@@ -60,23 +60,31 @@ def test_a_program_for_a_framework_is_short(name: str) -> None:
 
 #: Pages that show differences from tutorials: their number, and the programs.
 DIFFERENCES = {
-    "docs/frameworks.md": (3, []),
+    "docs/distributed.md": (1, ["resume"]),
+    "docs/frameworks.md": (7, []),
+    "docs/language-models.md": (1, []),
     "docs/many-machines.md": (3, ["fully_sharded", "ray_data", "ray_train"]),
     "docs/mmengine-runner.md": (1, ["mmengine_runner"]),
     "docs/sources.md": (4, []),
 }
 
 
+def test_all_pages_with_differences_are_known() -> None:
+    assert {it.page for it in all_blocks("diff")} == set(DIFFERENCES)
+
+
 @pytest.mark.parametrize("page", DIFFERENCES)
 def test_a_page_shows_lines_of_its_programs(page: str) -> None:
     number, names = DIFFERENCES[page]
-    texts = [it.text for it in blocks(page) if it.language == "python"]
+    programs = [it for it in blocks(page) if it.language in ("python", "pycon")]
+    texts = [it.text.replace(">>> ", "") for it in programs]
     texts += [(FOLDER / f"{name}.py").read_text("utf-8") for name in names]
     lines = {line.partition("  #")[0].strip() for line in "\n".join(texts).splitlines()}
     found = [it.text for it in blocks(page) if it.language == "diff"]
     assert len(found) == number
-    added = [line for line in "".join(found).splitlines() if line[0] == "+"]
-    assert [line for line in added if line[1:].strip() not in lines] == []
+    shown = [(line[0], line[1:].strip()) for line in "".join(found).splitlines()]
+    assert {sign for sign, _ in shown} <= {"+", "-"}
+    assert [line for sign, line in shown if (sign == "+") != (line in lines)] == []
 
 
 @pytest.mark.slow
