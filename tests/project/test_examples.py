@@ -50,7 +50,7 @@ def test_an_example_uses_public_names_and_is_described(path: Path) -> None:
 
 
 #: The programs of the pages on frameworks and on many machines.
-SHORT = ["detection", "fully_sharded", "mmengine_runner", "ray_data", "ray_train"]
+SHORT = "detection fully_sharded mmengine_runner ray_data ray_train resume".split()
 
 
 @pytest.mark.parametrize("name", SHORT)

@@ -1,6 +1,6 @@
 """``examples/resume.py`` with faults at known steps: what torchrun starts in the tests.
 
-    elastic_job.py FAULTS FOLDER [arguments of resume.py]
+    elastic_job.py FAULTS FOLDER CHECKPOINT
 
 FAULTS is empty or ``kind:rank:step,...``. Each fault occurs once. ``step`` kills the
 rank in the backward pass of that step, and ``write`` during the write of the checkpoint
@@ -33,6 +33,7 @@ sys.path.insert(0, str(EXAMPLES))
 import torch  # noqa: E402  # needs the path of the example's modules
 from _checkpoint import Checkpoint  # noqa: E402
 
+from pyparallel import mmengine  # noqa: E402
 from pyparallel.mmengine import OptimWrapper  # noqa: E402
 
 GIVE_UP, BLINK = 8.0, 2.0
@@ -55,10 +56,14 @@ class Faults:
     def __init__(self, faults: str, folder: Path) -> None:
         self.faults, self.folder, self.step = faults.split(","), folder, 0
         self.load, self.update = Checkpoint.load, OptimWrapper.update_params
-        self.fsync = os.fsync
+        self.fsync, self.init = os.fsync, mmengine.init_dist
 
     def install(self) -> None:
         """Patch the functions of the example with all faults."""
+
+        def init(launcher: str, timeout: float) -> None:
+            # Also with ranks that start slowly.
+            self.init(launcher, timeout=2 * timeout)
 
         def load(checkpoint: Checkpoint, **progress: Any) -> dict[str, Any]:
             found = self.load(checkpoint, **progress)
@@ -88,6 +93,7 @@ class Faults:
         Checkpoint.load = load  # type: ignore[method-assign]
         OptimWrapper.update_params = update  # type: ignore[method-assign]
         os.fsync = fsync
+        mmengine.init_dist = init
 
     def strike_backward(self) -> None:
         """Die here, or take the network down, if a fault is planned here."""

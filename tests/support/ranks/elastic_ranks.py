@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 import time
 from pathlib import Path
@@ -20,7 +19,7 @@ def undisturbed(rank: int, folder: str) -> None:
 
     join(Path(folder), rank, 2, 120)
     path = Path(folder) / "undisturbed.pt"
-    resume.train(argparse.Namespace(checkpoint=path, every=4, epochs=4))
+    resume.train(path)
 
 
 def together(rank: int, folder: str) -> None:

@@ -53,7 +53,7 @@ def documented() -> list[Command]:
     for block in re.findall(r"```sh\n(.*?)```", text, re.DOTALL):
         words = shlex.split(block.replace("\\\n", " "), comments=True)
         first, last = words.index("torchrun"), words.index("examples/resume.py")
-        assert words[0] == "export" and words[last + 1] == "--checkpoint"
+        assert words[0] == "export" and words[last + 1].endswith("/last.pt")
         variables = dict(word.split("=") for word in words[1:first])
         found.append(Command(variables, words[first + 1 : last]))
     return found
@@ -70,8 +70,7 @@ def start(
 
     A file beside the log records each fault.
     """
-    job = [str(JOB), faults, str(log.parent), "--checkpoint", str(checkpoint)]
-    job += ["--timeout", "120"]  # also with ranks that start slowly
+    job = [str(JOB), faults, str(log.parent), str(checkpoint)]
     return launch(command, log, job, within)
 
 
