@@ -82,9 +82,9 @@ class Living(weakref.WeakSet[_T]):
 @at_exit
 def _wait_for_gloo() -> None:
     """Leave the GIL to the threads of gloo until all sleep, for at most a second."""
+    if not _states_of_threads("pt_gloo_runloop"):
+        return
     for _ in range(100):
-        if not _states_of_threads("pt_gloo_runloop"):
-            return
         time.sleep(0.01)
         if "R" not in _states_of_threads("pt_gloo_runloop"):
             return
