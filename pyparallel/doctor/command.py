@@ -149,9 +149,15 @@ def _run(name: str, section: Section, problems: list[Problem]) -> Any:
 
 
 def _quick_self_test(problems: list[Problem]) -> dict[str, Any]:
-    found = {"one_process": _timed("one process", self_test.one_process, problems)}
-    passed = found["one_process"]["passed"]
-    return {**found, "refused_batch": _refused_batch(problems) if passed else None}
+    started = time.perf_counter()
+    error = self_test.one_process()
+    took, passed = time.perf_counter() - started, error is None
+    if error is not None:
+        problems.append(_failed("one process", error))
+    return {
+        "one_process": {"passed": passed, "took_seconds": took, "error": error},
+        "refused_batch": _refused_batch(problems) if passed else None,
+    }
 
 
 def _refused_batch(problems: list[Problem]) -> int | None:
@@ -186,17 +192,19 @@ def _in_two_processes(problems: list[Problem], seconds: float) -> dict[str, Any]
     took = time.perf_counter() - started
     load = max(before, (machine.load() or 0.0) - WORLD_SIZE)  # without our two
     passed: bool | None = failure is None
-    if failure is not None and failure.late:
-        if machine.is_busy(load) or IMPORTING in failure.late:
-            passed = None
-            text = (
-                f"The self-test in two processes should be in time, but is "
-                f"inconclusive: {failure.text} The load is {load:.1f} on "
-                f"{os.cpu_count()} cores. Run the doctor again when the machine is "
-                "idle."
-            )
-            problems.append(Problem(text, fails=False))
-    if failure is not None and passed is not None:
+    if (
+        failure
+        and failure.late
+        and (machine.is_busy(load) or IMPORTING in failure.late)
+    ):
+        passed = None
+        text = (
+            f"The self-test in two processes should be in time, but is inconclusive: "
+            f"{failure.text} The load is {load:.1f} on {os.cpu_count()} cores. Run the "
+            "doctor again when the machine is idle."
+        )
+        problems.append(Problem(text, fails=False))
+    elif failure:
         problems.append(_failed("two processes", failure.text))
     return {
         "passed": passed,
@@ -204,17 +212,6 @@ def _in_two_processes(problems: list[Problem], seconds: float) -> dict[str, Any]
         "error": failure and failure.text,
         "output": failure.output if failure else [],
     }
-
-
-def _timed(
-    name: str, test: Callable[[], str | None], problems: list[Problem]
-) -> dict[str, Any]:
-    started = time.perf_counter()
-    error = test()
-    took = time.perf_counter() - started
-    if error is not None:
-        problems.append(_failed(name, error))
-    return {"passed": error is None, "took_seconds": took, "error": error}
 
 
 def _failed(name: str, error: str) -> Problem:

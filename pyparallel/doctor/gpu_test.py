@@ -62,15 +62,13 @@ def _padding(device: torch.device, numbers: random.Random) -> None:
                 _random((numbers.randint(1, 5), numbers.randint(1, width)), dtype)
                 for _ in range(3)
             ]
-            sides = [max(each.shape[i] for each in samples) for i in range(2)]
-            expected = torch.stack([_pad(each, sides, 1) for each in samples])
             found: Any = pyparallel.pad_stack(
                 [each.to(device) for each in samples], padding_value=1, mask=True
             )
             ones = [torch.ones(each.shape, dtype=torch.bool) for each in samples]
-            mask = torch.stack([_pad(each, sides, 0) for each in ones])
-            _compare(found.data, expected, f"{dtype}, rows of up to {width}")
-            _compare(found.mask, mask, f"the mask of {dtype}, rows of up to {width}")
+            what = f"{dtype}, rows of up to {width}"
+            _compare(found.data, _pad_stack(samples, 2, 1), what)
+            _compare(found.mask, _pad_stack(ones, 2, 0), f"the mask of {what}")
 
 
 def _images(device: torch.device, numbers: random.Random) -> None:
@@ -85,10 +83,7 @@ def _images(device: torch.device, numbers: random.Random) -> None:
                 )
                 for _ in range(4)
             ]
-            sides = [max(each.shape[i] for each in images) for i in (1, 2)]
-            expected = torch.stack(
-                [_pad((each.float() - rows[0]) / rows[1], sides, 0) for each in images]
-            )
+            expected = _pad_stack([(each - rows[0]) / rows[1] for each in images], 2, 0)
             preprocess = pyparallel.ImagePreprocessor(
                 mean, std, dtype=dtype, memory_format=memory
             )
@@ -146,10 +141,7 @@ def _pinned_rings(device: torch.device, numbers: random.Random) -> None:
     )
     for i, batch in enumerate(pyparallel.PreDataLoader(loader, device)):
         _run_step(device)
-        group = samples[4 * i : 4 * i + 4]
-        longest = max(map(len, group))
-        expected = torch.stack([_pad(each, [longest], 0) for each in group])
-        _compare(batch, expected, f"batch {i}")
+        _compare(batch, _pad_stack(samples[4 * i : 4 * i + 4], 1, 0), f"batch {i}")
 
 
 _CHECKS: tuple[Callable[[torch.device, random.Random], None], ...] = (
@@ -173,11 +165,14 @@ def _random(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
     return torch.randint(0, high, tuple(shape), device="cpu").to(dtype)
 
 
-def _pad(tensor: torch.Tensor, sides: Sequence[int], value: int) -> torch.Tensor:
-    """Return the tensor with its last dimensions padded to these sizes."""
-    result = tensor.new_full((*tensor.shape[: -len(sides)], *sides), value)
-    inside: Any = (..., *map(slice, tensor.shape[-len(sides) :]))
-    result[inside] = tensor
+def _pad_stack(samples: list[torch.Tensor], dims: int, value: int) -> torch.Tensor:
+    """Return the samples in one tensor, with their last dimensions padded."""
+    sides = [max(each.shape[i] for each in samples) for i in range(-dims, 0)]
+    first = samples[0]
+    result = first.new_full((len(samples), *first.shape[:-dims], *sides), value)
+    for row, sample in zip(result, samples, strict=True):
+        inside: Any = (..., *map(slice, sample.shape[-dims:]))
+        row[inside] = sample
     return result
 
 

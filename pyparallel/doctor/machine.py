@@ -35,15 +35,14 @@ def machine(
         limits: the source of the limits; by default this machine.
     """
     limits = limits or preflight.Machine()
-    workers = cores_allowed()
-    short = _shortages(limits, workers)
+    short = _shortages(limits)
     problems += [Problem(text, fails=False) for text in short.values()]
-    left, shm, opened = limits.memory_left(), limits.shm_left(), limits.open_files()
+    judgements = dict.fromkeys(short, "short")
+    left, opened = limits.memory_left(), limits.open_files()
     files, most_files = limits.getrlimit(rlimits.RLIMIT_NOFILE)
     locked, most_locked = limits.getrlimit(rlimits.RLIMIT_MEMLOCK)
-    threads = _threads(problems, limits)
     return {
-        "cores": threads,
+        "cores": _threads(problems, limits),
         "load": _load(problems),
         "start_method": {
             "name": preflight.default_start_method(),
@@ -52,24 +51,24 @@ def machine(
         "memory": {
             "left_nbytes": left and left[0],
             "of": left and left[1],
-            "judgement": _judgement(short, "memory"),
+            "judgement": judgements.get("memory", "ok"),
         },
         "shared_memory": {
-            "left_nbytes": shm,
-            "judgement": _judgement(short, "/dev/shm"),
+            "left_nbytes": limits.shm_left(),
+            "judgement": judgements.get("/dev/shm", "ok"),
         },
         "file_descriptors": {
             "open": opened,
             "limit": _limit(files),
             "hard_limit": _limit(most_files),
             "enough_for_workers": _enough_for(files, opened),
-            "judgement": _judgement(short, "open files"),
+            "judgement": judgements.get("open files", "ok"),
         },
         "locked_memory": {
             "limit_nbytes": _limit(locked),
             "hard_limit_nbytes": _limit(most_locked),
             "may_lock_more": limits.may_lock(),
-            "judgement": _judgement(short, "locked memory"),
+            "judgement": judgements.get("locked memory", "ok"),
         },
     }
 
@@ -100,12 +99,12 @@ def _load(problems: list[Problem]) -> dict[str, Any]:
     return {"one_minute": found and round(found, 2), "judgement": judgement}
 
 
-def _shortages(limits: preflight.Machine, workers: int) -> dict[str, str]:
+def _shortages(limits: preflight.Machine) -> dict[str, str]:
     """Return the texts of `preflight.check` by the names of the resources."""
     # NVIDIA's driver pins memory without counting it against the limit.
     counts = torch.accelerator.is_available() and torch.version.cuda is None
     found = preflight.check(
-        num_workers=workers,
+        num_workers=cores_allowed(),
         prefetch_factor=None,
         ring_nbytes=RING_NBYTES,
         pin_memory=counts,
@@ -113,10 +112,6 @@ def _shortages(limits: preflight.Machine, workers: int) -> dict[str, str]:
         machine=limits,
     )
     return {finding.name: finding.text for finding in found}
-
-
-def _judgement(short: dict[str, str], name: str) -> str:
-    return "short" if name in short else "ok"
 
 
 def _threads(problems: list[Problem], limits: preflight.Machine) -> dict[str, Any]:

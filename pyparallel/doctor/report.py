@@ -6,7 +6,7 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from ..core.text import nbytes_text
+from ..core.text import nbytes_text, plural
 
 _WIDTH = 18
 _SUFFIXES = ("_nbytes", "_gb_per_s", "_seconds")
@@ -73,8 +73,7 @@ def what_to_do(problems: Sequence[Problem]) -> str:
         ]
     if not problems:
         lines.append("  nothing")
-    counts = f"{_count(errors, 'error', 'errors')}, "
-    counts += _count(advice, "piece of advice", "pieces of advice")
+    counts = f"{plural(len(errors), 'error')}, {plural(len(advice), 'piece')} of advice"
     return "\n".join([*lines, "", f"{'failed' if errors else 'ok'}: {counts}"])
 
 
@@ -82,7 +81,3 @@ def _label(key: str) -> str:
     for suffix in _SUFFIXES:
         key = key.removesuffix(suffix)
     return key.replace("_", " ")
-
-
-def _count(found: Sequence[Problem], one: str, more: str) -> str:
-    return f"{len(found)} {one if len(found) == 1 else more}"

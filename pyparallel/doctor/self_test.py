@@ -168,7 +168,7 @@ def _ended(rank: int, code: int, folder: Path) -> Failure:
     how = f"ended with exit code {code}"
     if code < 0:
         how = f"was killed by signal {-code} ({signal.strsignal(-code)})"
-    lines = _output(folder, rank)
+    lines = _read(folder / f"output-{rank}")
     text = f"rank {rank} {how} while {_stage(folder, rank)}: "
     return Failure(text + (lines[-1] if lines else "no output"), lines[-20:])
 
@@ -183,22 +183,19 @@ def _late(late: list[int], folder: Path, seconds: float) -> Failure:
         "whether the machine is busy, and whether programs can connect on its loopback "
         "interface."
     )
-    lines = [line for number in late for line in _output(folder, number)[-10:]]
-    return Failure(text, lines, stages)
+    outputs = (_read(folder / f"output-{number}") for number in late)
+    return Failure(text, [line for each in outputs for line in each[-10:]], stages)
 
 
-def _stage(folder: Path, rank: int) -> str:
-    """Return the stage of a rank, which writes it into a file."""
-    path = folder / f"stage-{rank}"
-    return path.read_text(encoding="utf-8") if path.exists() else IMPORTING
-
-
-def _output(folder: Path, rank: int) -> list[str]:
-    """Return the lines that a rank printed."""
-    path = folder / f"output-{rank}"
+def _read(path: Path) -> list[str]:
+    """Return the lines that a rank has written; none without the file."""
     if not path.exists():
         return []
     return path.read_text(encoding="utf-8", errors="replace").splitlines()
+
+
+def _stage(folder: Path, rank: int) -> str:
+    return "".join(_read(folder / f"stage-{rank}")) or IMPORTING
 
 
 def run_rank(rank: int, folder: str, seconds: float) -> None:
@@ -213,13 +210,13 @@ def run_rank(rank: int, folder: str, seconds: float) -> None:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     output = os.open(Path(folder, f"output-{rank}"), os.O_WRONLY | os.O_CREAT, 0o600)
     for number, name in ((1, "stdout"), (2, "stderr")):
-        if stream := getattr(sys, name):
-            stream.flush()
-            os.dup2(output, stream.fileno())
-        else:  # closed before the start
-            os.dup2(output, number)
-            setattr(sys, name, open(number, "w", encoding="utf-8"))
-    os.environ |= _environment(rank, folder)
+        os.dup2(output, number)
+        # A stream that was closed before the start is None.
+        setattr(sys, name, open(number, "w", encoding="utf-8", closefd=False))
+    os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(WORLD_SIZE), "TMPDIR": folder}
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    if loopback := loopback_interface():
+        os.environ["GLOO_SOCKET_IFNAME"] = loopback
     tempfile.tempdir = folder  # torch creates folders there for its compiler
     code = 1
     try:
@@ -231,18 +228,6 @@ def run_rank(rank: int, folder: str, seconds: float) -> None:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)  # tearing down a process group aborts sometimes
-
-
-def _environment(rank: int, folder: str) -> dict[str, str]:
-    """Return the variables of a rank: no device, loopback only."""
-    found = {
-        "TMPDIR": folder,
-        "RANK": str(rank),
-        "WORLD_SIZE": str(WORLD_SIZE),
-        "CUDA_VISIBLE_DEVICES": "",
-    }
-    loopback = loopback_interface()
-    return found if loopback is None else {**found, "GLOO_SOCKET_IFNAME": loopback}
 
 
 def loopback_interface(folder: Path = Path("/sys/class/net")) -> str | None:
@@ -269,7 +254,7 @@ def _train(rank: int, folder: Path, seconds: float) -> None:
         "gloo", store=store, rank=rank, world_size=WORLD_SIZE, timeout=limit
     )
     enter("wrapping the model")
-    model = pyparallel.MMDistributedDataParallel(_Scale())
+    model = pyparallel.MMDistributedDataParallel(_Scale(1, 1, bias=False))
     enter("collating")
     container = pyparallel.DataContainer
     value = float(rank + 1)
@@ -296,12 +281,8 @@ def _train(rank: int, folder: Path, seconds: float) -> None:
     store.wait([f"passed-{i}" for i in range(WORLD_SIZE)], limit)
 
 
-class _Scale(nn.Module):
+class _Scale(nn.Linear):
     """A model with one weight."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(()))
 
     def train_step(self, data: Any) -> torch.Tensor:
         """Return the loss of a batch of two images that differ in width."""
