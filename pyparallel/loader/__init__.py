@@ -21,8 +21,9 @@ The path of a batch, from the sampler to the loop:
 `_loader_state`. `_passes` watches subclasses that may read ahead of the loop. `copies`
 keeps the arguments of a loader that another library copies. `sample_random` has the
 generators of the sample that a thread reads. `preflight` checks limits of the machine,
-`applied` finds the advice that was followed, and `tracebacks` makes errors of a dataset
-readable. `draws` finds the batches with which a loader draws random numbers.
+`findings` finds the reason why batches come late, for the texts of `stats` and of the
+profiler, and `applied` the advice that was followed. `tracebacks` makes errors of a
+dataset readable. `draws` finds the batches with which a loader draws random numbers.
 """
 
 __all__ = [
@@ -33,6 +34,7 @@ __all__ = [
     "epoch",
     "errors",
     "fetchers",
+    "findings",
     "preflight",
     "reader",
     "sample_errors",

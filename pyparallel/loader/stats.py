@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import threading
 import time
 from collections import Counter
@@ -14,60 +13,12 @@ from ..core.errors import BatchTypeError, LoaderWarning, has_warned, warn_once
 from ..core.process import Living
 from ..core.text import nbytes_text, percent
 from .applied import PREFETCH_FACTOR, padding_advice
+from .findings import MUCH_PADDING, SEND_SECONDS, Finding, Load, bottleneck
 
-#: A loop is input-bound if its step waits for more than this fraction of the time.
-INPUT_BOUND = 0.1
-#: The verdict and a warning report padding above this fraction of the bytes.
-MUCH_PADDING = 0.4
 #: A warning about padding needs at least these numbers of batches and bytes.
 _MIN_BATCHES, _MIN_NBYTES = 20, 10_000_000
 #: The verdict reports batches outside the ring above this fraction of the batches.
-MANY_MISSES = 0.01
-#: Waits for the GIL are reported above this fraction of the time without core waits.
-MUCH_GIL_WAIT = 0.25
-#: The time in which a worker sends a batch. Workers do not speed up faster batches.
-SEND_SECONDS = 1e-3
-#: The most workers for each core that the verdict suggests.
-_WORKERS_PER_CORE = 8
-
-
-def suggest_num_workers(
-    work: float, busy: float, cpu: float, core_wait: float, cores: int
-) -> int:
-    """Return the number of workers that prepare each batch in time.
-
-    Workers that compute need one core each. Workers that wait for a disk share cores.
-    The result is at most the number of workers that use all cores.
-
-    Args:
-        work: the time that a worker needs for a batch.
-        busy: the time of a step whose batch is ready, in the same unit.
-        cpu: the CPU time in ``work``. 0: unknown.
-        core_wait: the part of ``work`` in which the worker waited for a core, or for
-            the GIL.
-        cores: the number of cores that the process may use. 0: unknown, taken as 1.
-    """
-    cores, share = max(1, cores), 1.0
-    if cpu:
-        share = min(max(1.0, (work - core_wait) / cpu), _WORKERS_PER_CORE)
-    most = math.floor(cores * share)
-    needed = work / busy if busy else math.inf
-    return max(1, math.ceil(min(needed, most)))
-
-
-def may_hold_gil(applied: frozenset[str], num_workers: int, cpu: float) -> bool:
-    """Return True if one thread may be faster than several.
-
-    The only thread does not wait for the GIL, so `gil_wait_seconds` does not show it.
-
-    Args:
-        applied: see `LoaderStats.applied`.
-        num_workers: the number of workers.
-        cpu: the fraction of CPU time in the time in which the worker had a core.
-    """
-    return "thread" in applied and num_workers == 1 and cpu > 0.5
-
-
+_MANY_MISSES = 0.01
 #: The next step for each `RingMiss`.
 _MISS_ADVICE = {
     "": "increase ring_slabs or max_ring_bytes",
@@ -77,6 +28,13 @@ _MISS_ADVICE = {
     "kept": "clone the tensors that collate_fn keeps",
     "unsupported": "in collate_fn, convert sparse, nested and device tensors",
     "off": "the loader has none, so set ring_slabs and max_ring_bytes to None",
+}
+#: The next step if the work on a batch is too much, by its largest part.
+_CHEAPER = {
+    "fetch": "make samples cheaper",
+    "collate": "make batches smaller, as with images in uint8",
+    "pack": "use pyparallel.Collate or pyparallel.collate, which write batches into "
+    "the ring",
 }
 
 
@@ -186,12 +144,11 @@ class LoaderStats:
         """
         if not self.batches:
             return "no batch yet: iterate over the loader"
-        bound = self.waited > INPUT_BOUND
-        bottleneck = "input-bound" if bound else "compute-bound"
-        text = f"{bottleneck}: the step waited {percent(self.waited)} of the time"
-        if bound:
-            return f"{text}; {self._input_advice()}"
-        return f"{text}; {self._padding_advice() or 'make the step itself faster'}"
+        found = bottleneck(self.waited)
+        advice = self._padding_advice() or "make the step itself faster"
+        if found == "input-bound":
+            advice = self._input_advice()
+        return f"{found}: the step waited {percent(self.waited)} of the time; {advice}"
 
     @property
     def _work_seconds(self) -> float:
@@ -220,7 +177,7 @@ class LoaderStats:
                 return advice
         if self.fetch_seconds <= making / 2:  # otherwise the dataset is the bottleneck
             sent = self.ring_hits + self.ring_misses
-            if self.ring_misses > MANY_MISSES * sent:
+            if self.ring_misses > _MANY_MISSES * sent:
                 return (
                     f"{self.ring_misses} of {sent} batches missed the ring: "
                     f"{_MISS_ADVICE[self.miss_reason]}"
@@ -266,55 +223,46 @@ class LoaderStats:
                 f"a batch takes {1e6 * making / self.batches:.0f} us, less than a "
                 "worker needs to send one: use larger batches"
             )
-        cpu = self.fetch_cpu_seconds + self.pack_cpu_seconds
-        cpu += self.collate_cpu_seconds or self.collate_seconds
-        waited = self.core_wait_seconds + self.gil_wait_seconds
-        number = suggest_num_workers(making, self.busy_seconds, cpu, waited, self.cores)
+        load = self._load
+        number = load.num_needed
         if not workers:
             return f"{most}: make batches in workers, num_workers={number}"
-        if advice := self._waits_advice():
-            return advice
-        if number > workers:
-            if may_hold_gil(self.applied, workers, cpu / (making - waited or 1)):
-                return (
-                    f"{most}, and one thread computes it: use worker_method="
-                    f"'multiprocessing', or num_workers={number} if it is native code "
-                    "that releases the GIL"
-                )
-            return f"{most}: use more workers, num_workers={number}"
-        if making <= workers * self.busy_seconds:
-            advice = f"set prefetch_factor={PREFETCH_FACTOR}"
-            if "prefetch_factor" in self.applied:
-                advice = "make the slowest samples cheaper"
-            return (
-                "workers are fast enough on average, but some batches come late: "
-                f"{advice}"
-            )
         if "collate_fn" in self.applied and part == "pack":
             part = "collate"  # nothing of the tensors is written twice
-        cheaper = {
-            "fetch": "make samples cheaper",
-            "collate": "make batches smaller, as with images in uint8",
-            "pack": "use pyparallel.Collate or pyparallel.collate, which write batches "
-            "into the ring",
-        }[part]
-        return f"{most}, and there are no cores for more workers: {cheaper}"
+        free = "use fewer workers" if load.is_crowded else "free some cores"
+        sooner = f"set prefetch_factor={PREFETCH_FACTOR}"
+        if "prefetch_factor" in self.applied:
+            sooner = "make the slowest samples cheaper"
+        return {
+            Finding.NO_CORE: f"workers waited for a core "
+            f"{percent(load.core_wait / making)} of their time: {free}",
+            Finding.GIL: f"worker threads waited for the GIL "
+            f"{percent(load.gil_wait / making)} of their time: use "
+            "worker_method='multiprocessing'",
+            Finding.ONE_THREAD: f"{most}, and one thread computes it: use "
+            f"worker_method='multiprocessing', or num_workers={number} if it is native "
+            "code that releases the GIL",
+            Finding.FEW_WORKERS: f"{most}: use more workers, num_workers={number}",
+            Finding.UNEVEN: "workers are fast enough on average, but some batches come "
+            f"late: {sooner}",
+            Finding.MUCH_WORK: f"{most}, and there are no cores for more workers: "
+            f"{_CHEAPER[part]}",
+        }[load.finding]
 
-    def _waits_advice(self) -> str:
-        """Return the next step if workers wait for cores or for the GIL, or ''."""
-        making = self._work_seconds
-        core, gil = self.core_wait_seconds, self.gil_wait_seconds
-        if core > making / 2:
-            is_crowded = 0 < self.cores < self.num_workers
-            advice = "use fewer workers" if is_crowded else "free some cores"
-            share = percent(core / making)
-            return f"workers waited for a core {share} of their time: {advice}"
-        if gil > MUCH_GIL_WAIT * (making - core):
-            return (
-                f"worker threads waited for the GIL {percent(gil / making)} of their "
-                "time: use worker_method='multiprocessing'"
-            )
-        return ""
+    @property
+    def _load(self) -> Load:
+        cpu = self.fetch_cpu_seconds + self.pack_cpu_seconds
+        cpu += self.collate_cpu_seconds or self.collate_seconds
+        return Load(
+            self._work_seconds,
+            self.busy_seconds,
+            cpu,
+            self.core_wait_seconds,
+            self.gil_wait_seconds,
+            self.num_workers,
+            self.cores,
+            self.applied,
+        )
 
     def __str__(self) -> str:
         """Return the verdict, and a line for each figure with its unit."""

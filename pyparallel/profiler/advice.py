@@ -8,13 +8,7 @@ from typing import NamedTuple
 
 from ..core.text import nbytes_text, percent, plural, time_text
 from ..loader.applied import PREFETCH_FACTOR, padding_advice
-from ..loader.stats import (
-    MUCH_GIL_WAIT,
-    MUCH_PADDING,
-    SEND_SECONDS,
-    may_hold_gil,
-    suggest_num_workers,
-)
+from ..loader.findings import MUCH_PADDING, SEND_SECONDS, Finding, Load
 from .record import FIRST_ITER
 from .summary import Summary, Work
 
@@ -33,20 +27,18 @@ class Advice(NamedTuple):
 
 def advise(summary: Summary) -> list[Advice]:
     """Return at least one recommendation, sorted by decreasing gain."""
-    found = [
-        *(_restarts(summary) or _faster_input(summary)),
-        *_earlier_copies(summary),
-        *_less_padding(summary),
-    ]
+    inputs = _restarts(summary) or _faster_input(summary)
+    parts = (inputs, _earlier_copies(summary), _less_padding(summary))
+    found = [advice for advice in parts if advice is not None]
     found.sort(key=lambda advice: -(advice.gain or 0))
     return found or [_no_change(summary)]
 
 
-def _restarts(summary: Summary) -> list[Advice]:
+def _restarts(summary: Summary) -> Advice | None:
     """Return advice if the loop leaves its iterators for new ones."""
     begins, steps = summary.begins, summary.steps
     if summary.restarts < 2:
-        return []
+        return None
     cost = sum(step.parts["wait"] for step in steps if step.is_first) / len(steps)
     are_new = 2 * sum(event.kind == FIRST_ITER for event in begins) > len(begins) > 0
     title = "Make the iterator once: next(iter(loader)) starts the loader anew"
@@ -54,49 +46,44 @@ def _restarts(summary: Summary) -> list[Advice]:
     if are_new:
         title = "Make the loader once, before the loop"
         change = "make the loader before the loop"
-    return [
-        Advice(
-            title,
-            f"The loop left its loader for a new start {summary.restarts} times in "
-            f"{plural(len(steps), 'step')}, which takes {time_text(cost)} of a step. "
-            "Each start draws a new order, or gives the first batch again without "
-            "shuffle=True. Workers start anew, and the batches that they have prepared "
-            f"are lost. Use `for batch in loader`, or {change}.",
-            cost,
-        )
-    ]
+    return Advice(
+        title,
+        f"The loop left its loader for a new start {summary.restarts} times in "
+        f"{plural(len(steps), 'step')}, which takes {time_text(cost)} of a step. Each "
+        "start draws a new order, or gives the first batch again without shuffle=True. "
+        "Workers start anew, and the batches that they have prepared are lost. Use "
+        f"`for batch in loader`, or {change}.",
+        cost,
+    )
 
 
-def _faster_input(summary: Summary) -> list[Advice]:
+def _faster_input(summary: Summary) -> Advice | None:
     if not summary.is_input_bound:
-        return []
+        return None
     workers, ahead = summary.work("worker"), summary.work("prefetch")
     in_loop = summary.mean["fetch"] + summary.mean["collate"]
     if in_loop > _WORTH * summary.step:
         cpu = summary.cpu([summary.lane], len(summary.steps))[0]
-        return [_move_to_workers(summary, in_loop, cpu, "the loop itself")]
-    first = _first_batches(summary)
-    if first is not None:
-        return [first]
+        return _move_to_workers(summary, in_loop, cpu, "the loop itself")
+    if first := _first_batches(summary):
+        return first
     if workers is not None:
-        return [_change_workers(summary, workers)]
-    if ahead is not None and ahead.per_batch > _busy(summary):
-        work, cpu = ahead.per_batch, ahead.cpu
-        return [_move_to_workers(summary, work, cpu, "the one prefetch thread")]
-    return [
-        Advice(
-            "Make the loader faster",
-            f"A step waits {time_text(summary.mean['wait'])} for its batch. The work "
-            "of the loader was not recorded: it is not a torch loader, or its workers "
-            "started before the profile.",
-            summary.mean["wait"],
-        )
-    ]
+        return _change_workers(summary, workers)
+    if ahead is not None and ahead.load.work > summary.busy:
+        work, cpu = ahead.load.work, ahead.load.cpu
+        return _move_to_workers(summary, work, cpu, "the one prefetch thread")
+    return Advice(
+        "Make the loader faster",
+        f"A step waits {time_text(summary.mean['wait'])} for its batch. The work of "
+        "the loader was not recorded: it is not a torch loader, or its workers started "
+        "before the profile.",
+        summary.mean["wait"],
+    )
 
 
-def _busy(summary: Summary) -> float:
-    """Return the nanoseconds of a step without its input."""
-    return summary.step - summary.input
+def _saved(summary: Summary, period: float) -> float:
+    """Return the nanoseconds that a step saves if a batch is ready in each period."""
+    return max(0.0, summary.step - max(summary.busy, period))
 
 
 def _cpu_share(work: float, cpu: float) -> str:
@@ -105,23 +92,21 @@ def _cpu_share(work: float, cpu: float) -> str:
 
 
 def _move_to_workers(summary: Summary, work: float, cpu: float, where: str) -> Advice:
-    busy = _busy(summary)
     figures = (
         f"Fetching and collating a batch takes {time_text(work)} in {where}"
-        f"{_cpu_share(work, cpu)}, and the rest of a step {time_text(busy)}."
+        f"{_cpu_share(work, cpu)}, and the rest of a step {time_text(summary.busy)}."
     )
     if work < 1e9 * SEND_SECONDS:
         return Advice(
             "Use larger batches",
             f"{figures} Sending a batch from a worker would take as long.",
         )
-    number = suggest_num_workers(work, busy, cpu, 0, summary.cores)
-    gain = max(0.0, summary.step - max(busy, work / number))
+    number = Load(work, summary.busy, cpu, cores=summary.cores).num_needed
     return Advice(
         f"Make batches in workers: num_workers={number}",
         f"{figures} {plural(number, 'worker')} would make a batch every "
         f"{time_text(work / number)}.",
-        gain,
+        _saved(summary, work / number),
     )
 
 
@@ -149,38 +134,24 @@ def _first_batches(summary: Summary) -> Advice | None:
 
 
 def _change_workers(summary: Summary, workers: Work) -> Advice:
-    present, work, busy = len(workers.lanes), workers.per_batch, _busy(summary)
-    wait, late = summary.mean["wait"], summary.lateness
-    if found := _leave_threads(summary, workers):
+    load, wait = workers.load, summary.mean["wait"]
+    if load.finding is Finding.GIL:
+        return _leave_threads(summary, load)
+    if found := _faster_transfer(summary, workers):
         return found
-    titles = {
-        "pyparallel.DataLoader": "Send batches through shared memory: "
-        "pyparallel.DataLoader",
-        "PreDataLoader": "Receive batches in a thread: PreDataLoader(loader)",
-    }
-    if "pack" in workers.parts:  # torch's loader copies batches
-        titles.pop("pyparallel.DataLoader")
-    if "PreDataLoader" in summary.applied:
-        titles.pop("PreDataLoader")
-    if titles and late is not None and statistics.fmean(late) < wait / 2:
-        title = next(iter(titles.values()))
-        return Advice(
-            title,
-            f"A step waits {time_text(wait)} for its batch, but the batch was ready "
-            f"{_lateness(late)}. The rest of the wait is its transfer to the loop.",
-            wait - statistics.fmean(late),
-        )
-    cores = summary.cores
-    waited = workers.core_wait + workers.gil_wait
-    number = suggest_num_workers(work, busy, workers.cpu, waited, cores)
+    work, period, cores = (
+        load.work,
+        load.work / load.workers,
+        plural(load.cores, "core"),
+    )
     figures = (
         f"A batch takes {time_text(work)} of a worker's time"
-        f"{_cpu_share(work, workers.cpu)}: one is ready every "
-        f"{time_text(work / present)} with {plural(present, 'worker')}. The rest of a "
-        f"step takes {time_text(busy)}."
+        f"{_cpu_share(work, load.cpu)}: one is ready every {time_text(period)} with "
+        f"{plural(load.workers, 'worker')}. The rest of a step takes "
+        f"{time_text(load.busy)}."
     )
-    if work / present <= busy:
-        when = "but some batches are late"
+    if load.is_enough:
+        when, late = "but some batches are late", summary.lateness
         if late is not None:
             when = f"but the batch was ready {_lateness(late)}"
         slowest = max(step.parts["wait"] for step in summary.steps)
@@ -193,62 +164,73 @@ def _change_workers(summary: Summary, workers: Work) -> Advice:
             f"{time_text(slowest)}.",
             wait,
         )
-    if workers.core_wait > work / 2:
-        change = "Use fewer workers" if present > cores else "Free some cores"
+    if load.finding is Finding.NO_CORE:
+        change = "Use fewer workers" if load.is_crowded else "Free some cores"
         return Advice(
             f"{change}: workers wait for a core",
-            f"{figures} For {time_text(workers.core_wait)} of a batch its worker was "
-            f"runnable, but had none of the {plural(cores, 'core')}. Other programs "
-            "use them, or there are too many workers.",
+            f"{figures} For {time_text(load.core_wait)} of a batch its worker was "
+            f"runnable, but had none of the {cores}. Other programs use them, or there "
+            "are too many workers.",
             wait,
         )
-    if number > present:
-        return _add_workers(summary, workers, number, figures)
+    if load.finding in (Finding.FEW_WORKERS, Finding.ONE_THREAD):
+        return _add_workers(summary, load, figures)
     part, ns = max(workers.parts.items(), key=lambda item: item[1])
     return Advice(
         f"Reduce the work on a batch: {part} first",
-        f"{figures} More workers on {plural(cores, 'core')} would not help. Most of "
-        f"the work is {part}, {time_text(ns)} a batch.",
+        f"{figures} More workers on {cores} would not help. Most of the work is "
+        f"{part}, {time_text(ns)} a batch.",
         wait,
     )
 
 
-def _add_workers(summary: Summary, workers: Work, number: int, figures: str) -> Advice:
+def _faster_transfer(summary: Summary, workers: Work) -> Advice | None:
+    """Return advice if most of the wait is for batches that are ready."""
+    wait, late = summary.mean["wait"], summary.lateness
+    if late is None or statistics.fmean(late) >= wait / 2:
+        return None
+    if "pack" not in workers.parts:  # torch's loader copies batches
+        title = "Send batches through shared memory: pyparallel.DataLoader"
+    elif "PreDataLoader" not in summary.applied:
+        title = "Receive batches in a thread: PreDataLoader(loader)"
+    else:
+        return None
+    return Advice(
+        title,
+        f"A step waits {time_text(wait)} for its batch, but the batch was ready "
+        f"{_lateness(late)}. The rest of the wait is its transfer to the loop.",
+        wait - statistics.fmean(late),
+    )
+
+
+def _add_workers(summary: Summary, load: Load, figures: str) -> Advice:
     """Return advice for a loop with too few workers."""
-    present, work = len(workers.lanes), workers.per_batch
+    number = load.num_needed
     title = f"Use more workers: num_workers={number}"
-    share = workers.cpu / (work - workers.core_wait - workers.gil_wait or 1)
-    if may_hold_gil(summary.applied, present, share):
+    if load.finding is Finding.ONE_THREAD:
         title = "Use processes as workers: worker_method='multiprocessing'"
         figures += (
             " One thread computes it. Threads do not share Python code, which holds "
             f"the GIL. If it is native code, use num_workers={number}."
         )
-    left = max(_busy(summary), work / number)
+    period = load.work / number
     return Advice(
         title,
         f"{figures} {plural(number, 'worker')} would make one every "
-        f"{time_text(work / number)}.",
-        max(0.0, min(summary.mean["wait"], summary.step - left)),
+        f"{time_text(period)}.",
+        min(summary.mean["wait"], _saved(summary, period)),
     )
 
 
-def _leave_threads(summary: Summary, workers: Work) -> Advice | None:
-    """Return advice if worker threads wait for the GIL."""
-    work, waited = workers.per_batch, workers.gil_wait
-    if workers.core_wait > work / 2:
-        return None
-    if waited <= MUCH_GIL_WAIT * (work - workers.core_wait):
-        return None
-    without = (work - waited) / len(workers.lanes)
+def _leave_threads(summary: Summary, load: Load) -> Advice:
+    """Return advice for worker threads that wait for the GIL."""
+    work, waited = load.work, load.gil_wait
     return Advice(
         "Use processes as workers: worker_method='multiprocessing'",
         f"A batch takes {time_text(work)} of a worker thread's time. For "
         f"{time_text(waited)} of it, {percent(waited / work)}, the thread waited for "
         "the GIL, which Python code of other threads held. Processes have a GIL each.",
-        max(
-            0.0, min(summary.mean["wait"], summary.step - max(_busy(summary), without))
-        ),
+        min(summary.mean["wait"], _saved(summary, (work - waited) / load.workers)),
     )
 
 
@@ -263,36 +245,30 @@ def _lateness(late: Sequence[int]) -> str:
     )
 
 
-def _earlier_copies(summary: Summary) -> list[Advice]:
+def _earlier_copies(summary: Summary) -> Advice | None:
     copy = summary.mean["copy"] + summary.mean["pack"]
     if copy <= _WORTH * summary.step or "PreDataLoader" in summary.applied:
-        return []
-    return [
-        Advice(
-            "Send batches ahead of the step: PreDataLoader(loader, device)",
-            f"Opening and sending a batch takes {time_text(copy)} of a step, "
-            f"{percent(copy / summary.step)}. A PreDataLoader does it in a thread "
-            "during the previous step.",
-            copy,
-        )
-    ]
+        return None
+    return Advice(
+        "Send batches ahead of the step: PreDataLoader(loader, device)",
+        f"Opening and sending a batch takes {time_text(copy)} of a step, "
+        f"{percent(copy / summary.step)}. A PreDataLoader does it in a thread during "
+        "the previous step.",
+        copy,
+    )
 
 
-def _less_padding(summary: Summary) -> list[Advice]:
+def _less_padding(summary: Summary) -> Advice | None:
     stacked, padding = summary.stacked
     if summary.padding_fraction <= MUCH_PADDING:
-        return []
-    change = padding_advice(summary.applied)
-    title = f"Reduce padding: {change}"
-    return [
-        Advice(
-            title,
-            f"{percent(summary.padding_fraction)} of the stacked bytes are padding: "
-            f"{nbytes_text(padding)} of {nbytes_text(stacked)}. Padding is written, "
-            "sent, and computed on, unless the model skips it.",
-            summary.padding_fraction * _busy(summary),
-        )
-    ]
+        return None
+    return Advice(
+        f"Reduce padding: {padding_advice(summary.applied)}",
+        f"{percent(summary.padding_fraction)} of the stacked bytes are padding: "
+        f"{nbytes_text(padding)} of {nbytes_text(stacked)}. Padding is written, sent, "
+        "and computed on, unless the model skips it.",
+        summary.padding_fraction * summary.busy,
+    )
 
 
 def _no_change(summary: Summary) -> Advice:

@@ -15,9 +15,9 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 from ..core.text import nbytes_text, percent, plural, time_text
-from ..loader.stats import suggest_num_workers
+from ..loader.findings import Load
 from ..sampler.size_batch_sampler import SizeBatchSampler
-from .record import WAIT, Event
+from .record import WAIT
 from .summary import Step, Summary
 
 #: A smaller gain counts as no gain: the model is not more accurate.
@@ -61,7 +61,6 @@ class Numbers(NamedTuple):
     nbytes: float | None  # the bytes of a batch
     batch_size: int | None  # the samples of a batch
     wait: float  # the nanoseconds in which a step waits
-    step: float  # the nanoseconds of a step
     padding: float | None = None  # the share of padding in the elements of the samples
     padding_by_size: float | None = None  # that of batches by `SizeBatchSampler`
     #: The part of the step that is proportional to the size of its batch.
@@ -85,68 +84,55 @@ class Change(NamedTuple):
 def changes(numbers: Numbers) -> list[Change]:
     """Return all changes that the loop has not, in the order of the model."""
     found, costs = [], numbers.now
-    for change in (_loader, _collate, _prefetch, _sampler, _threads):
-        made = change(numbers, costs)
-        if made is None:
+    for name, change in _CHANGES.items():
+        # Workers are a part of the first change.
+        if name in numbers.applied and (name != "slabs" or costs.workers):
             continue
-        title, after, reason = made
-        factor = None if after is None else numbers.now.period / after.period
         is_other = change is _threads
+        if is_other and not costs.workers:
+            continue
+        title, after, reason = change(numbers, costs)
+        factor = None if after is None else numbers.now.period / after.period
         found.append(Change(title, factor, reason, is_other))
         if after is not None and not is_other:
             costs = after
     return found
 
 
-#: A title, the costs after a change, or None and the reason.
-_Made = tuple[str, Costs | None, str] | None
-
-
-def _known(title: str, after: Costs | None, reason: str) -> _Made:
-    return title, after, "" if after is not None else reason
-
-
-_NOT_MEASURED = "the transport of a batch was not measured"
-_FOLLOWS = "if the step's time follows the size of its batch"
+#: A title; the costs after a change, None if they are not known; and the reason for
+#: None, or a condition.
+_Made = tuple[str, Costs | None, str]
 
 
 def _loader(numbers: Numbers, costs: Costs) -> _Made:
-    if "slabs" in numbers.applied and costs.workers:
-        return None
     title, work = "slabs: pyparallel.DataLoader", costs.fetch + costs.collate
     if not costs.workers:
         cpu = work - costs.idle
-        number = suggest_num_workers(work, costs.compute, cpu, 0, costs.cores)
+        number = Load(work, costs.compute, cpu, cores=costs.cores).num_needed
         title = f"workers: pyparallel.DataLoader(num_workers={number})"
         costs = costs._replace(workers=number)
-    return _known(title, _sent(numbers, costs, "slabs"), _NOT_MEASURED)
+    return title, *_sent(numbers, costs, "slabs")
 
 
 def _collate(numbers: Numbers, costs: Costs) -> _Made:
-    if "collate_fn" in numbers.applied:
-        return None
-    after = None
-    if numbers.ours is not None:
-        after = costs._replace(collate=min(numbers.ours, costs.collate))
-        if costs.workers and "thread" not in numbers.applied:
-            after = _sent(numbers, after, "direct") or after
     title = "collate in the extension: pyparallel.Collate"
-    return _known(title, after, "collate_fn does more than to pad and to stack")
+    if numbers.ours is None:
+        return title, None, "collate_fn does more than to pad and to stack"
+    after = costs._replace(collate=min(numbers.ours, costs.collate))
+    if costs.workers and "thread" not in numbers.applied:
+        after = _sent(numbers, after, "direct")[0] or after
+    return title, after, ""
 
 
 def _prefetch(numbers: Numbers, costs: Costs) -> _Made:
-    if "PreDataLoader" in numbers.applied:
-        return None
-    after = _sent(numbers, costs, "ahead") if costs.workers else costs
-    after = after and after._replace(is_ahead=True)
-    return _known("prefetch: PreDataLoader", after, _NOT_MEASURED)
+    costs = costs._replace(is_ahead=True)
+    sent = _sent(numbers, costs, "ahead") if costs.workers else (costs, "")
+    return "prefetch: PreDataLoader", *sent
 
 
 def _sampler(numbers: Numbers, costs: Costs) -> _Made:
     title = "sampler: SizeBatchSampler"
     before, by_size = numbers.padding, numbers.padding_by_size
-    if "by size" in numbers.applied:
-        return None
     if before is None or by_size is None:
         return title, None, "the padding of the batches is not known"
     left = (1 - before) / (1 - by_size)
@@ -154,27 +140,37 @@ def _sampler(numbers: Numbers, costs: Costs) -> _Made:
         return title, costs, ""
     names = ("collate", "send", "receive", "read", "copy")
     scaled = {name: left * getattr(costs, name) for name in names}
-    follows = 1.0 if numbers.follows is None else numbers.follows
-    after = costs._replace(compute=costs.compute * (1 - follows * (1 - left)), **scaled)
-    return title, after, "" if numbers.follows is not None else _FOLLOWS
+    follows, reason = numbers.follows, ""
+    if follows is None:
+        follows, reason = 1.0, "if the step's time follows the size of its batch"
+    compute = costs.compute * (1 - follows * (1 - left))
+    return title, costs._replace(compute=compute, **scaled), reason
 
 
 def _threads(numbers: Numbers, costs: Costs) -> _Made:
-    if "thread" in numbers.applied or not costs.workers:
-        return None
-    title, after = "threads instead of processes", _sent(numbers, costs, "threads")
+    title, after = "threads instead of processes", _sent(numbers, costs, "threads")[0]
     if numbers.held is None or after is None:
         return title, None, "their waits for the GIL were not measured"
     gil = numbers.held * costs.fetch + costs.compute
     return title, after._replace(gil=gil), ""
 
 
-def _sent(numbers: Numbers, costs: Costs, way: str) -> Costs | None:
-    """Return the costs with a way to send batches; None if it was not measured."""
+#: The changes in the order of the model, by the names of `Numbers.applied`.
+_CHANGES: dict[str, Callable[[Numbers, Costs], _Made]] = {
+    "slabs": _loader,
+    "collate_fn": _collate,
+    "PreDataLoader": _prefetch,
+    "by size": _sampler,
+    "thread": _threads,
+}
+
+
+def _sent(numbers: Numbers, costs: Costs, way: str) -> tuple[Costs | None, str]:
+    """Return the costs with a way to send batches; None and the reason without them."""
     if numbers.transports is None:
-        return None
+        return None, "the transport of a batch was not measured"
     send, receive, read = numbers.transports[way]
-    return costs._replace(send=send, receive=receive, read=read)
+    return costs._replace(send=send, receive=receive, read=read), ""
 
 
 def numbers_of(summary: Summary) -> Numbers:
@@ -182,24 +178,18 @@ def numbers_of(summary: Summary) -> Numbers:
     record = summary.record
     loader = summary.options
     applied = summary.applied | ({"slabs"} if loader.get("slabs") else set())
-    waits = {
-        event.start: event
-        for event in record.events
-        if event.kind == WAIT and event.loader == summary.loader
-    }
-    steps = [(step, waits[step.asked]) for step in summary.steps if step.asked in waits]
+    steps = [step for step in summary.steps if step.mark.kind == WAIT]
     trials = [row for row in record.batches if "ours" in row]
     ours = [row["ours"] for row in trials if row["ours"] is not None]
     sizes = [row["sizes"] for row in record.batches]
     padding, by_size = paddings(sizes) if ours else (None, None)
-    nbytes = [event.nbytes for _, event in steps if event.nbytes]
-    compute = [step.parts["compute"] for step, event in steps if event.nbytes]
+    nbytes = [step.mark.nbytes for step in steps if step.mark.nbytes]
+    compute = [step.parts["compute"] for step in steps if step.mark.nbytes]
     return Numbers(
         _costs(summary, steps, applied),
         statistics.fmean(nbytes) if nbytes else None,
         loader.get("batch_size") or max(map(len, sizes), default=None),
         summary.mean["wait"],
-        summary.step,
         padding,
         by_size,
         follows(nbytes, compute),
@@ -210,15 +200,13 @@ def numbers_of(summary: Summary) -> Numbers:
     )
 
 
-def _costs(
-    summary: Summary, steps: Sequence[tuple[Step, Event]], applied: frozenset[str]
-) -> Costs:
-    mean, count = summary.mean, len(summary.steps)
+def _costs(summary: Summary, steps: Sequence[Step], applied: frozenset[str]) -> Costs:
+    mean, num_workers = summary.mean, 0
     work = summary.work("worker") or summary.work("prefetch")
-    parts, (cpu, core_wait, _) = mean, summary.cpu([summary.lane], count)
-    num_workers = 0
+    cpu, core_wait, _ = summary.cpu([summary.lane], len(summary.steps))
+    parts = mean
     if work is not None:
-        parts, cpu, core_wait = work.parts, work.cpu, work.core_wait
+        parts, cpu, core_wait = work.parts, work.load.cpu, work.load.core_wait
         num_workers = len(work.lanes) if work.lanes[0].startswith("worker") else 0
     made = parts.get("fetch", 0.0) + parts.get("collate", 0.0)
     # The part of the time that remains on a machine without other programs.
@@ -231,7 +219,8 @@ def _costs(
         )
         send, receive, read = summary.record.transports[way]
     # The first step of an epoch counts the time since the epoch before.
-    inside = [event for step, event in steps if not step.is_first and event.cpu >= 0]
+    marks = [step.mark for step in steps if not step.is_first]
+    inside = [event for event in marks if event.cpu >= 0]
     used = statistics.fmean(event.cpu for event in inside) if inside else 0.0
     waited = statistics.fmean(event.core_wait for event in inside) if inside else 0.0
     compute = max(1.0, mean["compute"] - waited - read)

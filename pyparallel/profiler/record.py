@@ -237,14 +237,8 @@ def _record(head: dict[str, Any], rows: list[dict[str, Any]]) -> Record:
         for row in rows
     ]
     return Record(
-        script=head["script"],
+        **head["record"],
         events=tuple(events),
-        rank=head["rank"],
-        world_size=head["world_size"],
-        steps=head["steps"],
-        warmup=head["warmup"],
-        synchronized=head["synchronize"],
-        environment=head["environment"],
         loaders=tuple(map(_loader, loaders)),
         batches=tuple(map(_batch, batches)),
     )

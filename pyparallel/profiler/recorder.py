@@ -27,8 +27,7 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict, dataclass
-from importlib import metadata
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -39,11 +38,12 @@ from torch.utils.data import get_worker_info
 from .. import backend
 from ..batch.allocation import in_worker as in_worker_process
 from ..batch.stack import PaddingCounter
+from ..core import versions
 from ..core.cpu_time import CoreWait, GilWait, cpu_seconds
 from ..core.torch_private import in_worker_thread
 from ..loader.applied import applied_changes
-from ..loader.preflight import num_cores
-from ..loader.reader import Reader
+from ..loader.preflight import initialised_device, num_cores
+from ..loader.reader import Reader, nbytes_of
 from ..prefetch.pre_data_loader import PreDataLoader
 from . import trial
 from .record import END, FIRST_ITER, ITER, STOP, WAIT
@@ -124,14 +124,16 @@ class Recorder:
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
         file = os.open(path, flags, 0o600)
         parent = multiprocessing.parent_process() if in_worker_process() else None
-        head = {
-            **asdict(settings),
-            "pid": pid,
-            "parent": None if parent is None else parent.pid,
-            "script": Path(*sys.argv[:1]).name or "python",
-            **(rank_info() if parent is None else {}),
-            "environment": environment_info() if parent is None else {},
-        }
+        head: dict[str, Any] = {"pid": pid, "parent": parent and parent.pid}
+        if parent is None:
+            head["record"] = {
+                "script": Path(*sys.argv[:1]).name or "python",
+                **rank_info(),
+                "steps": settings.steps,
+                "warmup": settings.warmup,
+                "synchronized": settings.synchronize,
+                "environment": environment_info(),
+            }
         os.write(file, json.dumps(head).encode() + b"\n")
         inherited, self._file, self._pid = self._file, file, pid
         if inherited >= 0:
@@ -243,17 +245,13 @@ class Recorder:
     def write_batch(self, samples: Any, batch: Any, held: float | None) -> None:
         """Write the sizes of the samples in a batch; see Note [trials] in `trial`."""
         self._fetches[os.getpid()] += 1
-        self._local.is_trial = True
-        try:
+        # The objects of the script may raise any exception.
+        with contextlib.suppress(Exception), self._set("is_trial"):
             sizes = list(map(trial.size_of, samples))
             row: dict[str, Any] = {"kind": "batch", "sizes": sizes}
             if held is not None:
                 row |= {"held": held, **trial.ours(samples, batch)}
             self._write_line(row)
-        except Exception:  # the objects of the script may raise any
-            pass
-        finally:
-            self._local.is_trial = False
 
     def _is_recorded(self) -> bool:
         """Return False for a loader inside of another one, or in a worker."""
@@ -261,12 +259,13 @@ class Recorder:
         return self.is_recording and not is_inside and get_worker_info() is None
 
     @contextlib.contextmanager
-    def _inside(self) -> Iterator[None]:
-        self._local.is_inside = True
+    def _set(self, flag: str) -> Iterator[None]:
+        """Set a flag of this thread within a block."""
+        setattr(self._local, flag, True)
         try:
             yield
         finally:
-            self._local.is_inside = False
+            setattr(self._local, flag, False)
 
     def begin(self, loader: Any, start: Callable[[], Any]) -> Any:
         """Return ``start()``, a new iterator of a loader, and record the call."""
@@ -281,7 +280,7 @@ class Recorder:
         number = (
             self._number(loader.loader, loader) if is_ahead else self._number(loader)
         )
-        with self._inside(), self.range(kind, nullcontext(), loader=number):
+        with self._set("is_inside"), self.range(kind, nullcontext(), loader=number):
             iterator = start()
         self._numbers[iterator] = number
         return iterator
@@ -295,13 +294,13 @@ class Recorder:
             return get()
         if _in_prefetch():
             start = time.perf_counter_ns()
-            with self._inside():
+            with self._set("is_inside"):
                 batch = get()
             self.write(WAIT, start, time.perf_counter_ns())
             return batch
         loader = self._loader_number(iterator)
-        if self.settings.synchronize:
-            synchronize()
+        if self.settings.synchronize and initialised_device() is not None:
+            torch.accelerator.synchronize()
         epoch: int | None = getattr(iterator, "_profiled_epoch", None)
         self._count_step(loader, loader=loader, epoch=epoch or 0)
         if not self.is_recording:
@@ -309,7 +308,7 @@ class Recorder:
         step = _passed(getattr(self._local, "times", None), self.times())
         start, kind, marker = time.perf_counter_ns(), END, {"loader": loader, **step}
         try:
-            with self._inside():
+            with self._set("is_inside"):
                 batch = get()
             kind = WAIT
         finally:
@@ -397,9 +396,7 @@ def _in_prefetch() -> bool:
 
 def _marker_of(iterator: Any, batch: Any) -> dict[str, int]:
     """Return the number of a batch, if it is known, and its bytes."""
-    found = {}
-    with contextlib.suppress(Exception):  # the objects of the script may raise any
-        found["nbytes"] = sum(tensor.nbytes for tensor in trial.tensors_of(batch))
+    found = {"nbytes": nbytes_of(batch)}
     if getattr(iterator, "_in_order", True):
         found["batch"] = getattr(iterator, "_rcvd_idx", 0) - 1
     return found
@@ -437,16 +434,12 @@ def _loader_sizes(loader: Any) -> dict[str, int | None]:
 
 def environment_info() -> dict[str, str]:
     """Return versions and the machine, without names of users or folders."""
-    try:
-        version = metadata.version("pyparallel-torch")
-    except metadata.PackageNotFoundError:  # imported from a source tree
-        version = "unknown"
-    module = _device_module()
-    device = "CPU"
-    if module is not None and hasattr(module, "get_device_name"):
-        device = str(module.get_device_name())
+    used, device = initialised_device(), "CPU"
+    if used is not None:
+        module = torch.get_device_module(used)
+        device = str(getattr(module, "get_device_name", lambda: device)())
     return {
-        "pyparallel": f"{version}, {backend.name} backend",
+        "pyparallel": f"{versions.VERSION}, {backend.name} backend",
         "torch": torch.__version__,
         "python": platform.python_version(),
         "system": f"{platform.system()} {platform.machine()}",
@@ -463,17 +456,3 @@ def rank_info() -> dict[str, int | None]:
     if dist.is_available() and dist.is_initialized():
         numbers = [dist.get_rank(), dist.get_world_size()]
     return {"rank": numbers[0], "world_size": numbers[1]}
-
-
-def synchronize() -> None:
-    """Wait for the accelerator, unless this process has not initialised one."""
-    if _device_module() is not None:
-        torch.accelerator.synchronize()
-
-
-def _device_module() -> Any:
-    """Return torch's module of the accelerator that this process has initialised."""
-    if not torch.accelerator.is_available():
-        return None
-    module = torch.get_device_module()
-    return module if getattr(module, "is_initialized", lambda: False)() else None

@@ -114,10 +114,8 @@ def text(written: Written) -> str:
     """Return a report for a terminal."""
     summary = written.summary
     lines = [summary.subtitle, f"  {summary.verdict}"]
-    for part, ns in summary.mean.items():
-        if ns:
-            share = percent(ns / summary.step)
-            lines.append(f"    {part:<8} {time_text(ns):>9} {share:>6}")
+    for row in _parts(summary):
+        lines.append(f"    {row['part']:<8} {row['mean']:>9} {row['share']:>6}")
     lines += [f"  {line}" for line in expected(numbers_of(summary))]
     lines.append("  what to change first")
     for i, (title, why, _) in enumerate(advise(summary), 1):
@@ -217,11 +215,12 @@ def _works(summary: Summary) -> Iterable[dict[str, str]]:
         lanes = plural(len(work.lanes), name)
         verb = "was" if len(work.lanes) == 1 else "were"
         parts = ", ".join(f"{part} {time_text(ns)}" for part, ns in work.parts.items())
-        cpu = f" {time_text(work.cpu)} of it are CPU time." if work.cpu else ""
         text = (
             f"Meanwhile {lanes} {verb} busy {percent(work.busy)} of the time. A batch "
-            f"took {time_text(work.per_batch)}: {parts}.{cpu}"
+            f"took {time_text(work.load.work)}: {parts}."
         )
+        if work.load.cpu:
+            text += f" {time_text(work.load.cpu)} of it are CPU time."
         yield {"text": text}
 
 

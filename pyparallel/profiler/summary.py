@@ -12,7 +12,7 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 from ..core.text import percent, plural, time_text
-from ..loader.stats import INPUT_BOUND
+from ..loader.findings import Load, bottleneck
 from .record import END, FIRST_ITER, ITER, STOP, WAIT, Event, Record, lane_order
 
 #: The parts of a step in drawing order, with their descriptions.
@@ -61,7 +61,7 @@ class Step(NamedTuple):
     end: int  # nanoseconds, as in the record
     segments: tuple[Segment, ...]  # in order, without gaps
     is_first: bool  # the step is the first one of its epoch
-    asked: int  # the time of the call of ``next()``
+    mark: Event  # the call of ``next()``; without a loader, the range at its start
 
     @property
     def parts(self) -> dict[str, int]:
@@ -76,20 +76,9 @@ class Work(NamedTuple):
     """The work of several workers or threads on the batches of the steps."""
 
     lanes: tuple[str, ...]  # the names of their lanes
-    batches: int  # the number of batches
     parts: dict[str, float]  # the mean nanoseconds of each part in a batch
     busy: float  # the fraction of the time in which the lanes worked
-    cpu: float = 0.0  # the mean CPU nanoseconds of a batch; 0 if they were not measured
-    #: The mean nanoseconds of a batch in which its worker was runnable, but had no
-    #: core.
-    core_wait: float = 0.0
-    #: The mean nanoseconds of a batch in which a worker thread waited for the GIL.
-    gil_wait: float = 0.0
-
-    @property
-    def per_batch(self) -> float:
-        """The mean nanoseconds of work in a batch."""
-        return sum(self.parts.values())
+    load: Load  # the mean nanoseconds of a batch and of a step
 
 
 @dataclass(frozen=True)
@@ -139,6 +128,11 @@ class Summary:
         return sum(self.mean[part] for part in INPUT)
 
     @property
+    def busy(self) -> float:
+        """The mean nanoseconds of a step without its input."""
+        return self.step - self.input
+
+    @property
     def waited(self) -> float:
         """The fraction of the time that the loop spent on input."""
         return self.input / self.step if self.step else 0.0
@@ -146,7 +140,7 @@ class Summary:
     @property
     def is_input_bound(self) -> bool | None:
         """True if input takes more than 10 % of the time; None without a loader."""
-        return self.waited > INPUT_BOUND if self.loader else None
+        return self.bottleneck == "input-bound" if self.loader else None
 
     @property
     def options(self) -> dict[str, Any]:
@@ -170,8 +164,7 @@ class Summary:
     @property
     def bottleneck(self) -> str:
         """The verdict in a word."""
-        words = {True: "input-bound", False: "compute-bound", None: "not known"}
-        return words[self.is_input_bound]
+        return bottleneck(self.waited) if self.loader else "not known"
 
     @property
     def verdict(self) -> str:
@@ -234,13 +227,16 @@ class Summary:
         del parts["wait"]
         inside = itertools.chain.from_iterable(self.lanes[lane] for lane in lanes)
         busy = sum(last - first for part, first, last in inside if part != "wait")
-        return Work(
-            lanes,
-            len(batches),
-            {part: parts[part] / len(batches) for part in PARTS if parts[part]},
-            busy / ((end - start) * len(lanes)),
+        mean = {part: parts[part] / len(batches) for part in PARTS if parts[part]}
+        load = Load(
+            sum(mean.values()),
+            self.busy,
             *self.cpu(lanes, len(batches)),
+            workers=len(lanes),
+            cores=self.cores,
+            applied=self.applied,
         )
+        return Work(lanes, mean, busy / ((end - start) * len(lanes)), load)
 
     def cpu(self, lanes: Iterable[str], count: int) -> tuple[float, float, float]:
         """Return the CPU time of the fetches of a batch, and the waits in them.
@@ -268,29 +264,17 @@ class Summary:
         not contain the times at which batches were ready.
         """
         ready: dict[int, list[int]] = {}
-        requests: dict[int, Event] = {}
         for event in self.record.events:
-            if event.batch < 0:
-                continue
-            if event.kind == "fetch":
+            if event.kind == "fetch" and event.batch >= 0:
                 ready.setdefault(event.batch, []).append(event.end)
-            elif event.kind == WAIT and (event.lane, event.loader) == self._loop:
-                requests[event.start] = event
         found = []
-        for step in self.steps:
-            wait = requests.get(step.asked)
-            if wait is None:
-                return None
+        for wait in (step.mark for step in self.steps):
             # Every epoch has a batch of this number: the latest one counts.
             ends = [end for end in ready.get(wait.batch, ()) if end <= wait.end]
-            if not ends:
+            if wait.kind != WAIT or not ends:
                 return None
-            found.append(max(0, max(ends) - step.asked))
+            found.append(max(0, max(ends) - wait.start))
         return tuple(found)
-
-    @property
-    def _loop(self) -> tuple[str, int]:
-        return self.lane, self.loader
 
     def _ended(self, kind: str | None, lanes: Iterable[str]) -> list[Event]:
         """Return the outermost events of some lanes that ended within the window."""
@@ -320,43 +304,61 @@ class Summary:
 
 def summarize(record: Record) -> Summary | None:
     """Return the summary of the loop with the most steps; None if there is no step."""
-    marks = [event for event in record.events if event.kind in (WAIT, END, STOP)]
-    counts = Counter((e.lane, e.loader) for e in marks if e.kind == WAIT and e.loader)
-    if not counts:
-        return _summarize_without_loader(record)
-    if len(counts) > max(counts.values()):  # the loop makes its loader anew
+    counts = Counter(
+        (event.lane, event.loader)
+        for event in record.events
+        if event.kind == WAIT and event.loader
+    )
+    if len(counts) > max(counts.values(), default=0):  # the loop makes its loader anew
         merged = tuple(e._replace(loader=min(e.loader, 1)) for e in record.events)
         return summarize(replace(record, events=merged))
     # The first one, if several have the same count.
-    (lane, loader), _ = max(counts.items(), key=lambda item: item[1])
+    lane, loader = max(counts, key=counts.__getitem__, default=("loop", 0))
     events = sorted(_lane_events(record, lane), key=lambda event: event.start)
+    steps, restarts = _steps(events, loader) if loader else (_ranges(events), [])
+    restarts = restarts if 2 * len(restarts) >= len(steps) else []
+    steps = sorted(steps + restarts)
+    others = [e.start for e in events if loader and e.loader not in (0, loader)]
+    mixed = [s for s in steps if any(s.start <= t < s.end for t in others)]
+    if len(mixed) == len(steps):  # each step of the loop uses several loaders
+        mixed = []
+    steps = [step for step in steps if step not in mixed]
+    if not steps:
+        return None
+    left_out = min(record.warmup, len(steps) - 1)
+    num_restarts = sum(step.start >= steps[left_out].start for step in restarts)
+    shown = tuple(steps[left_out:])
+    return Summary(record, shown, left_out, len(mixed), loader, lane, num_restarts)
+
+
+def _steps(events: list[Event], loader: int) -> tuple[list[Step], list[Step]]:
+    """Return the steps of a loader, and those that end at another ``iter()``."""
     own = [e for e in events if e.loader == loader and e.kind in (WAIT, END, STOP)]
     begins = [e for e in events if e.loader == loader and e.kind in (ITER, FIRST_ITER)]
-    starts = _starts(own, begins)
+    starts, filled = _starts(own, begins), _filled(events)
     steps: list[Step] = []
     restarts: list[Step] = []
     for i, (mark, following) in enumerate(itertools.pairwise(own)):
         is_first = i == 0 or own[i - 1].epoch != mark.epoch
         is_within = mark.epoch == following.epoch
         if mark.kind == WAIT and (is_within or following.kind != END):
-            step = _step(events, starts[i], starts[i + 1], is_first, mark.start)
+            step = _step(filled, starts[i], starts[i + 1], mark, is_first)
             (steps if is_within else restarts).append(step)
-    restarts = restarts if 2 * len(restarts) >= len(steps) else []
-    steps = sorted(steps + restarts)
-    other_starts = [e.start for e in events if e.loader not in (0, loader)]
-    mixed = [s for s in steps if any(s.start <= t < s.end for t in other_starts)]
-    interrupted = len(mixed)
-    # Otherwise each step of the loop uses several loaders.
-    if interrupted < len(steps):
-        steps = [step for step in steps if step not in mixed]
-    else:
-        interrupted = 0
-    if not steps:
-        return None
-    left_out = min(record.warmup, len(steps) - 1)
-    num_restarts = sum(step.start >= steps[left_out].start for step in restarts)
-    shown = tuple(steps[left_out:])
-    return Summary(record, shown, left_out, interrupted, loader, lane, num_restarts)
+    return steps, restarts
+
+
+def _ranges(events: list[Event]) -> list[Step]:
+    """Return the steps of a loop without a known loader.
+
+    A step begins at every occurrence of the first range.
+    """
+    ranges = outermost([e for e in events if e.kind not in (WAIT, END, STOP)])
+    if not ranges:
+        return []
+    marks = [event for event in ranges if event.kind == ranges[0].kind]
+    marks += [event for event in events if event.kind == STOP]
+    filled, pairs = _filled(events), itertools.pairwise(marks)
+    return [_step(filled, mark.start, after.start, mark) for mark, after in pairs]
 
 
 def _starts(marks: Sequence[Event], begins: Sequence[Event]) -> list[int]:
@@ -369,38 +371,17 @@ def _starts(marks: Sequence[Event], begins: Sequence[Event]) -> list[int]:
     return found
 
 
-def _summarize_without_loader(record: Record) -> Summary | None:
-    """Return the summary of a loop without a known loader.
-
-    A step begins at every occurrence of the first range in the record.
-    """
-    events = _lane_events(record, "loop")
-    stops = [event for event in events if event.kind == STOP]
-    ranges = outermost([e for e in events if e.kind not in (WAIT, END, STOP)])
-    if not ranges:
-        return None
-    marks = [event for event in ranges if event.kind == ranges[0].kind] + stops
-    steps = [
-        _step(events, mark.start, following.start, False, mark.start)
-        for mark, following in itertools.pairwise(marks)
-    ]
-    if not steps:
-        return None
-    left_out = min(record.warmup, len(steps) - 1)
-    return Summary(record, tuple(steps[left_out:]), left_out)
-
-
 def _step(
-    events: Iterable[Event], start: int, end: int, is_first: bool, asked: int
+    lane: list[Segment], start: int, end: int, mark: Event, is_first: bool = False
 ) -> Step:
-    """Return a step; the time between its events is compute."""
-    inside = [
-        event._replace(start=max(event.start, start), end=min(event.end, end))
-        for event in events
-        if event.start < end and event.end > start
-    ]
-    whole = Event("", "compute", start, end)
-    return Step(start, end, tuple(segments([*inside, whole])), is_first, asked)
+    return Step(start, end, tuple(cut(lane, start, end)), is_first, mark)
+
+
+def _filled(events: Sequence[Event]) -> list[Segment]:
+    """Return the segments of a lane; the time between its events is compute."""
+    first = min(event.start for event in events)
+    last = max(event.end for event in events)
+    return segments([*events, Event("", "compute", first, last)])
 
 
 def _lane_events(record: Record, lane: str) -> list[Event]:
@@ -416,7 +397,11 @@ def segments(events: Iterable[Event]) -> list[Segment]:
     def advance(time: int) -> None:
         nonlocal position
         if stack and time > position:
-            found.append(Segment(part_of_range(stack[-1].kind), position, time))
+            part = part_of_range(stack[-1].kind)
+            if found and (found[-1].part, found[-1].end) == (part, position):
+                found[-1] = found[-1]._replace(end=time)
+            else:
+                found.append(Segment(part, position, time))
         position = max(position, time)
 
     for event in _outer_first(events):
@@ -428,7 +413,7 @@ def segments(events: Iterable[Event]) -> list[Segment]:
     while stack:
         advance(stack[-1].end)
         stack.pop()
-    return merge(found)
+    return found
 
 
 def _outer_first(events: Iterable[Event]) -> list[Event]:
@@ -457,17 +442,6 @@ def cut(lane: Iterable[Segment], start: int, end: int) -> list[Segment]:
     for part, first, last in lane:
         if max(first, start) < min(last, end):
             found.append(Segment(part, max(first, start), min(last, end)))
-    return found
-
-
-def merge(lane: Iterable[Segment]) -> list[Segment]:
-    """Return the segments with adjacent ones of the same part merged."""
-    found: list[Segment] = []
-    for segment in lane:
-        if found and (found[-1].part, found[-1].end) == (segment.part, segment.start):
-            found[-1] = found[-1]._replace(end=segment.end)
-        else:
-            found.append(segment)
     return found
 
 

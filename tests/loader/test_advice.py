@@ -16,6 +16,7 @@ from pyparallel import DataLoader, LoaderStats, PreDataLoader
 from pyparallel.core import errors
 from pyparallel.loader import stats
 from pyparallel.loader.applied import applied_changes
+from pyparallel.loader.findings import MUCH_PADDING
 
 pytestmark = [
     pytest.mark.one_backend,
@@ -198,7 +199,7 @@ def test_batches_by_size_end_the_padding(
     with pytest.warns(pyparallel.LoaderWarning, match=r"\[PP211\]") as caught:
         before = run(made())
     assert warned in str(caught[0].message)
-    assert before.padding_fraction > stats.MUCH_PADDING
+    assert before.padding_fraction > MUCH_PADDING
     assert advice in dataclasses.replace(before, wait_seconds=0.0).verdict
     loader = followed()
     after = run(loader)

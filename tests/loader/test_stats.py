@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from pyparallel import DataContainer, DataLoader, LoaderStats, Ragged
-from pyparallel.loader.stats import Figures, Meter, suggest_num_workers
+from pyparallel.loader.findings import Load
+from pyparallel.loader.stats import Figures, Meter
 
 pytestmark = pytest.mark.one_backend
 
@@ -297,7 +298,8 @@ def test_every_row_of_the_table_is_reached_by_its_figures(row):
 def test_the_advised_workers_suffice_for_a_step_within_the_cores(
     work, busy, cpu, core_wait, cores, number
 ):
-    assert suggest_num_workers(work, busy, cpu, core_wait, cores) == number
+    load = Load(work, busy, cpu, core_wait, cores=cores)
+    assert load.num_needed == number
 
 
 def test_hidden_is_the_share_that_the_step_did_not_wait_for():

@@ -26,7 +26,7 @@ from torch.utils.data._utils import worker as torch_worker
 import pyparallel
 from pyparallel import DataLoader, PreDataLoader, sample_random
 from pyparallel.core.cpu_time import GilWait, is_gil_enabled
-from pyparallel.loader.stats import MUCH_GIL_WAIT
+from pyparallel.loader.findings import MUCH_GIL_WAIT
 from pyparallel.transfer import debug
 from tests.support.loader import resumed
 from tests.support.loader.loader_sets import Making, Numbers, wait_for

@@ -381,10 +381,11 @@ def test_a_step_ends_when_a_device_in_use_has_done_its_work(tmp_path, monkeypatc
     ):
         calls.clear()
         module = type("Device", (), {"get_device_name": lambda: "Imagined 9"})
+        monkeypatch.setattr(torch, "get_device_module", lambda _, m=module: m)
         monkeypatch.setattr(
             recorder,
-            "_device_module",
-            lambda m=module, on=is_in_use: m if on else None,
+            "initialised_device",
+            lambda on=is_in_use: "imagined" if on else None,
         )
         with pyparallel.profile(tmp_path, warmup=0, synchronize=wanted):
             assert sum(1 for _ in loader) == 8

@@ -39,7 +39,7 @@ WAYS = {
 #: A loop of torch with two workers that limit it: 40 ms a batch, 20 ms for the loop.
 LOOP = Costs(28 * MS, 8 * MS, *map(float, WAYS["torch"]), 0.0, 20 * MS, 0, 1, 2, 8)
 NUMBERS = Numbers(
-    *(LOOP, 1e6, 8, 5.0 * MS, 20.0 * MS),
+    *(LOOP, 1e6, 8, 5.0 * MS),
     **{"padding": 0.5, "padding_by_size": 0.0, "follows": 0.5, "ours": 1.0 * MS},
     **{"held": 0.25, "transports": WAYS},
 )

@@ -31,9 +31,9 @@ def test_the_parts_of_a_known_step_are_known():
     assert (found.stacked, found.padding_fraction) == ((10_000, 4_100), 0.41)
     work = found.work("worker")
     assert work is not None
-    assert (work.lanes, work.batches) == (("worker 0", "worker 1"), 10)
+    assert work.lanes == ("worker 0", "worker 1")
     assert work.parts == {"pack": 1 * MS, "collate": 2 * MS, "fetch": 6 * MS}
-    assert (work.per_batch, work.busy) == (9 * MS, 0.45)  # 90 of 2 x 100 ms
+    assert (work.load.work, work.busy) == (9 * MS, 0.45)  # 90 of 2 x 100 ms
 
 
 @pytest.mark.parametrize(
@@ -386,12 +386,6 @@ def test_a_trace_has_a_thread_for_each_lane_and_a_slice_for_each_event():
     assert stacked in [row["args"] for row in slices]
 
 
-def test_an_earlier_record_has_no_cpu_time():
-    old = json.loads(steady().to_json())
-    old["columns"], old["events"] = old["columns"][:8], [e[:8] for e in old["events"]]
-    assert Record.from_json(json.dumps(old)) == steady()
-
-
 def changed(**fields: object) -> str:
     return json.dumps({**json.loads(steady(steps=1).to_json()), **fields})
 
@@ -437,9 +431,9 @@ def test_an_invalid_record_is_refused(text, message):
 
 
 def written(folder, pid, rows, parent=None, rank=None):
-    head = {"pid": pid, "parent": parent, "script": "x.py", "rank": rank}
-    head |= {"world_size": 2, "steps": 1, "warmup": 0, "synchronize": True}
-    head |= {"environment": {}, "folder": "/home/alice"}
+    record = {"script": "x.py", "rank": rank, "world_size": 2, "environment": {}}
+    record |= {"steps": 1, "warmup": 0, "synchronized": True}
+    head = {"pid": pid, "parent": parent, "record": record, "folder": "/home/alice"}
     lines = [json.dumps(row) for row in [head, *rows]]
     (folder / f"{pid}-0.jsonl").write_text("\n".join(lines) + "\n")
 
