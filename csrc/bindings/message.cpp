@@ -18,7 +18,8 @@ class TensorLeaves final : public pytree::Leaves {
   explicit TensorLeaves(int64_t limit) : left_(limit) {}
 
   bool append(PyObject* leaf, std::string* message) override {
-    return THPVariable_CheckExact(leaf) &&
+    // THPVariable_CheckExact accepts a Parameter, which is pickled with its class.
+    return reinterpret_cast<PyObject*>(Py_TYPE(leaf)) == THPVariableClass &&
            ops::append_tensor(THPVariable_Unpack(leaf), &left_, message);
   }
 

@@ -61,6 +61,7 @@ OWN: dict[str, Callable[[int], Any]] = {
     "text": lambda i: [np.array(["a", "bc"]), np.array([b"d"])],
     "leaf": lambda i: [leaf(i), torch.ones(2)],
     "parameter": lambda i: {"p": torch.nn.Parameter(torch.ones(i + 1)), "t": leaf(i)},
+    "frozen parameter": lambda i: torch.nn.Parameter(torch.ones(3, i + 1), False),
     "expanded": lambda i: torch.ones(1, 3).expand(4, 3),
     "subclass": lambda i: torch.ones(3).as_subclass(Tagged),
     "storage": lambda i: torch.arange(5.0).untyped_storage(),
