@@ -8,14 +8,17 @@ states the meaning: ``TypeError`` for a wrong type, ``ValueError`` for a wrong v
 from __future__ import annotations
 
 import contextlib
+import functools
 import operator
 import sys
 import warnings
-from collections.abc import Iterable
+from collections.abc import Callable, Generator, Iterable
 from types import FrameType
-from typing import Any, TypeVar
+from typing import Any, Generic, ParamSpec, TypeVar
 
 _Error = TypeVar("_Error", bound=Exception)
+_Entered = TypeVar("_Entered")
+_P = ParamSpec("_P")
 
 
 class Error(Exception):
@@ -123,6 +126,38 @@ def problem_of(error: Exception) -> str | None:
     """Return the message without its advice; None if the advice must stay."""
     problem: str | None = error.__dict__.get("_problem")
     return problem
+
+
+class Block(Generic[_Entered]):
+    """The context manager of a function in `restoring`."""
+
+    def __init__(self, steps: Generator[_Entered, None, None]) -> None:
+        self._steps = steps
+
+    def __enter__(self) -> _Entered:
+        """Run the function to its ``yield``."""
+        return next(self._steps)
+
+    def __exit__(self, *error: object) -> None:
+        """Run the rest of the function. It does not see the error of the block."""
+        next(self._steps, None)
+
+
+def restoring(
+    function: Callable[_P, Generator[_Entered, None, None]],
+) -> Callable[_P, Block[_Entered]]:
+    """Return a context manager for blocks that run code of the user.
+
+    The rest of the function runs at each end of the block. `contextlib.contextmanager`
+    would set the traceback of an error of the block, which a frozen dataclass refuses
+    with an error of its own.
+    """
+
+    @functools.wraps(function)
+    def make(*args: _P.args, **kwargs: _P.kwargs) -> Block[_Entered]:
+        return Block(function(*args, **kwargs))
+
+    return make
 
 
 def add_note(error: BaseException, note: str) -> None:

@@ -14,13 +14,14 @@ compares the modes of the thread with those of its caller, so it does not see th
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Generator
+from contextlib import ExitStack
 from typing import Any, NamedTuple
 
 import torch
 
 from .devices import HOST
+from .errors import restoring
 from .torch_private import (
     any_autocast,
     innermost_transform,
@@ -98,8 +99,8 @@ def is_transformed() -> bool:
     return innermost_transform() is not None or bool(is_tracing())
 
 
-@contextmanager
-def applied(state: ThreadState) -> Iterator[None]:
+@restoring
+def applied(state: ThreadState) -> Generator[None, None, None]:
     """Apply the state of another thread to this thread for the length of a block."""
     before = capture()
     with ExitStack() as stack:
@@ -111,8 +112,8 @@ def applied(state: ThreadState) -> Iterator[None]:
         yield
 
 
-@contextmanager
-def preserved(state: ThreadState) -> Iterator[None]:
+@restoring
+def preserved(state: ThreadState) -> Generator[None, None, None]:
     """Restore ``state``, that of this thread, after a block that may change it."""
     try:
         yield

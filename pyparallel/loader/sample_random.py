@@ -10,15 +10,14 @@ from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Generator
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.overrides import TorchFunctionMode
 
-from ..core.errors import LoaderWarning, warn_once
+from ..core.errors import LoaderWarning, restoring, warn_once
 from ._random_state import raw_states, sample_key
 
 if TYPE_CHECKING:
@@ -131,8 +130,8 @@ def begin(seed: int, epoch: int, purpose: str, index: Any) -> None:
     _current.key, _current.found = (seed, epoch, purpose, index), None
 
 
-@contextmanager
-def reading() -> Iterator[None]:
+@restoring
+def reading() -> Generator[None, None, None]:
     """Restore the generators of an outer sample at the end of a block."""
     before = _current.key, _current.found
     try:
@@ -151,8 +150,8 @@ class DrawWatch:
         """Return True if no sample has to be watched any more."""
         return self._num_left <= 0
 
-    @contextmanager
-    def sample(self) -> Iterator[None]:
+    @restoring
+    def sample(self) -> Generator[None, None, None]:
         """Watch a sample that is read in the block."""
         self._num_left -= 1
         _, python, numpy = raw_states()

@@ -7,13 +7,14 @@ with the same methods whose copies are slow, so that a missing wait gives wrong 
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Collection, Generator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
 
 import torch
 
 from .. import backend
+from ..core.errors import restoring
 from ..core.torch_private import dense_parts
 from . import _cudart, gpu_record
 from ._cudart import Cudart
@@ -130,8 +131,8 @@ class TorchDevice:
         with module.device(device):
             return module.current_stream(device)
 
-    @contextmanager
-    def using(self, stream: Any) -> Iterator[None]:
+    @restoring
+    def using(self, stream: Any) -> Generator[None, None, None]:
         """Make ``stream`` the current one of its device for this thread.
 
         Torch's context manager of a stream alone opens a context on the device that was

@@ -13,10 +13,11 @@ import os
 import signal
 import threading
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from multiprocessing.connection import Connection
 from typing import Any
 
+from ..core.errors import restoring
 from ._channel import kept
 from .deaths import Stacks, inherited
 
@@ -29,8 +30,8 @@ _PIPE_ENDS = ("parent_r", "child_w", "child_r", "parent_w")
 _handlers: dict[int, Any] = {}
 
 
-@contextlib.contextmanager
-def deferred_signals() -> Iterator[None]:
+@restoring
+def deferred_signals() -> Generator[None, None, None]:
     """Run Python's handlers of signals that arrive in the block after the block."""
     if _handlers or threading.current_thread() is not threading.main_thread():
         yield  # Python calls handlers in the main thread only

@@ -12,10 +12,12 @@ import contextlib
 import os
 import pickle
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from multiprocessing import context
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
+
+from ..core.errors import restoring
 
 #: Of each thread: `descriptors`, those of the message that it unpickles.
 _arrived = threading.local()
@@ -36,10 +38,23 @@ class _Sent:
         return fd
 
 
-class _Collector(list[int]):
+class Collector(list[int]):
     """Takes the place of a process that is being started, which may get descriptors."""
 
     DupFd = _Sent
+
+    def __enter__(self) -> Collector:
+        """Collect in this thread. The caller closes the descriptors, or sends them."""
+        self._before: Any = context.get_spawning_popen()
+        found: Any = self
+        context.set_spawning_popen(found)
+        return self
+
+    def __exit__(self, kind: object, *error: object) -> None:
+        """Collect no more. After an error, close the descriptors."""
+        context.set_spawning_popen(self._before)
+        if kind is not None:
+            close(self)
 
     def duplicate_for_child(self, fd: int) -> int:
         """Keep a copy of a descriptor, and return its number in the message."""
@@ -47,26 +62,13 @@ class _Collector(list[int]):
         return len(self) - 1
 
 
-@contextlib.contextmanager
-def sending() -> Iterator[list[int]]:
-    """Collect the descriptors of all objects that this thread pickles in the block.
-
-    The caller closes them, or sends them. An error in the block closes them.
-    """
-    before: Any = context.get_spawning_popen()
-    collector: Any = _Collector()
-    context.set_spawning_popen(collector)
-    try:
-        yield collector
-    except BaseException:
-        close(collector)
-        raise
-    finally:
-        context.set_spawning_popen(before)
+def sending() -> Collector:
+    """Collect the descriptors of all objects that this thread pickles in a block."""
+    return Collector()
 
 
-@contextlib.contextmanager
-def arriving(descriptors: Sequence[int]) -> Iterator[None]:
+@restoring
+def arriving(descriptors: Sequence[int]) -> Generator[None, None, None]:
     """Give the objects that this thread unpickles in the block their descriptors.
 
     Those that no object has taken are closed at the end of the block.

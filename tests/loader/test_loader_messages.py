@@ -103,6 +103,7 @@ def by(*batches: Any, **options: Any) -> dict[str, Any]:
 FOUR, SINGLE = {"batch_size": 4}, {"batch_size": None}
 UPWARDS = by([12, 13, 14], [1, 2])
 SEEDS = {"sample_seeds": True}
+THREADS = {"worker_method": "thread"}
 ENTRIES = "(entry 0 is index 12, entry 1 is index 13)"
 OF_STREAM = "(entry 0 is sample 12, entry 1 is sample 13)"
 #: A dataset, options of the loader, and the place in the message.
@@ -220,15 +221,38 @@ class Frozen(Exception):
     path: str
 
 
-@pytest.mark.parametrize("num_workers", [0, 1])
-@pytest.mark.parametrize("error", [Untold(), Frozen("a")], ids=repr)
-def test_an_error_of_any_class_arrives(error: Exception, num_workers: int) -> None:
-    def odd() -> torch.Tensor:
-        raise error
+class Refusing:
+    """A batch that raises an error when it is pickled."""
 
-    batches = iter(DataLoader(Some(odd), num_workers=num_workers, sampler=[1, 13, 2]))
+    def __init__(self, make: Callable[[], Exception]) -> None:
+        self.make = make
+
+    def __reduce__(self) -> Any:
+        raise self.make()
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+@pytest.mark.parametrize("options", [{}, SEEDS, THREADS, THREADS | SEEDS], ids=repr)
+@pytest.mark.parametrize("make", [Untold, lambda: Frozen("a")], ids=["text", "frozen"])
+def test_an_error_of_any_class_arrives(
+    make: Callable[[], Exception], options: dict[str, Any], num_workers: int
+) -> None:
+    def odd() -> torch.Tensor:
+        raise make()  # the traceback of an error that is kept would keep the threads
+
+    options = {"num_workers": num_workers, "sampler": [1, 13, 2], **options}
+    ahead: Any = PreDataLoader(DataLoader(Some(odd), **options))
+    with pytest.raises(type(make())):
+        list(ahead)
+    if num_workers and "worker_method" not in options:
+        refused = DataLoader(
+            range(1), num_workers=1, collate_fn=lambda _: Refusing(make)
+        )
+        with pytest.raises(type(make())):
+            list(refused)
+    batches = iter(DataLoader(Some(odd), **options))
     next(batches)
-    with pytest.raises(type(error)):
+    with pytest.raises(type(make())):
         next(batches)
     assert next(batches).tolist() == [[2, 2]]
 
