@@ -10,6 +10,7 @@ import contextlib
 import pickle
 import sys
 from multiprocessing.reduction import ForkingPickler
+from types import MemberDescriptorType
 from typing import Any
 
 from ..core.errors import add_note
@@ -29,6 +30,8 @@ _START_ADVICE = {
     "thread": "Look for a call in worker_init_fn or in the iter() of the dataset that "
     "blocks.",
 }
+#: The attributes of builtin errors that are no part of their text, and small.
+_BUILTIN_ATTRIBUTES = {"errno", "name", "path"}
 #: The start of `dead_worker_error`.
 _DEATH = "DataLoader: a worker must live"
 
@@ -72,31 +75,39 @@ def worker_text(worker: int) -> str:
     return f"in DataLoader worker {kind} {worker}"
 
 
+def early_end(what: str, error: BaseException, where: str) -> RuntimeError:
+    """Return the error for code that must not raise ``StopIteration``."""
+    return RuntimeError(
+        f"DataLoader: only the sampler ends an epoch, but {what} raised "
+        f"{type(error).__name__} {where}. Raise another error there."
+    )
+
+
 def pack_error(error: BaseException, where: str, location: str = "") -> bytes:
     """Return the error that is being handled, in a form that always pickles."""
+    if isinstance(error, StopIteration):  # others are RuntimeErrors here
+        try:
+            raise early_end("the pickling of a batch", error, where) from error
+        except RuntimeError as found:
+            return pack_error(found, where, location)
     wrapper = wrap_exception(where, location)
-    original, attributes = None, {}
-    if _accepts_text(type(error)):
-        attributes = _attributes(error)
-    else:
-        original = _pickle_error(error)
-    return bytes(ForkingPickler.dumps((wrapper, original, attributes)))
+    original = None if _accepts_text(type(error)) else _pickle_error(error)
+    return bytes(ForkingPickler.dumps((wrapper, original, _attributes(error))))
 
 
 def raise_error(data: bytes) -> None:
     """Raise an error of a worker."""
     wrapper, original, attributes = pickle.loads(data)
-    error = None if original is None else _unpickle_error(original)
-    if error is not None:
-        text = f"Caught {type(error).__name__} {wrapper.where}."
-        add_note(error, text)
-        raise error from RemoteTraceback(f"{text}\nOriginal {wrapper.exc_msg}")
+    found = None if original is None else _unpickle_error(original)
+    if found is not None:
+        _restore(found, attributes)
+        text = f"Caught {type(found).__name__} {wrapper.where}."
+        add_note(found, text)
+        raise found from RemoteTraceback(f"{text}\nOriginal {wrapper.exc_msg}")
     try:
         wrapper.reraise()
     except BaseException as error:
-        for name, value in attributes.items():
-            with contextlib.suppress(Exception):
-                setattr(error, name, pickle.loads(value))
+        _restore(error, attributes)
         raise
 
 
@@ -107,29 +118,47 @@ def raise_thread_error(error: BaseException, worker: int, location: str) -> None
     raise error
 
 
-def _accepts_text(cls: type) -> bool:
+def _accepts_text(cls: Any) -> bool:
+    """Return True if torch can make an error of the class with its own text."""
     try:
-        cls("")
-    except Exception:
+        if getattr(cls, "message", None):
+            cls(message="")
+        else:
+            cls("")
+    except BaseException:  # of the user's class
         return False
     return True
 
 
 def _attributes(error: BaseException) -> dict[str, bytes]:
     """Return the attributes that a new error with the same text lacks, pickled."""
-    found = {k: v for k, v in vars(error).items() if k != "__notes__"}
-    if isinstance(error, OSError) and error.errno is not None:
-        found["errno"] = error.errno
+    names = [name for name in vars(error) if name != "__notes__"]
+    for cls in type(error).__mro__:
+        names += [
+            name
+            for name, value in vars(cls).items()
+            if isinstance(value, MemberDescriptorType)
+            and (cls.__module__ != "builtins" or name in _BUILTIN_ATTRIBUTES)
+        ]
     packed = {}
-    for name, value in found.items():
-        with contextlib.suppress(Exception):
-            packed[name] = pickle.dumps(value)
-            pickle.loads(packed[name])
+    for name in names:
+        with contextlib.suppress(Exception):  # it is not set, or does not pickle
+            data = pickle.dumps(getattr(error, name))
+            pickle.loads(data)
+            packed[name] = data
     return packed
 
 
+def _restore(error: BaseException, attributes: dict[str, bytes]) -> None:
+    for name, value in attributes.items():
+        with contextlib.suppress(Exception):
+            # An assignment would call __setattr__, which a frozen dataclass refuses.
+            BaseException.__setattr__(error, name, pickle.loads(value))
+
+
 def _pickle_error(error: BaseException) -> bytes | None:
-    for data in (error, (type(error), error.args, vars(error))):
+    """Return a pickle of an error, or of its class and arguments."""
+    for data in (error, (type(error), error.args)):
         try:
             packed = pickle.dumps(data)
         except Exception:
@@ -143,10 +172,9 @@ def _unpickle_error(data: bytes) -> Any:
     try:
         found = pickle.loads(data)
         if isinstance(found, tuple):  # its constructor needs other arguments
-            cls, args, attributes = found
+            cls, args = found
             found = cls.__new__(cls, *args)
             found.args = args
-            vars(found).update(attributes)
         return found
     except Exception:
         return None

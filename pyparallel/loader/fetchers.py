@@ -31,6 +31,7 @@ from ._random_state import (
     sample_key,
     seed_all,
 )
+from .errors import early_end
 from .sample_errors import NO_SAMPLES, ErrorPolicy
 from .sample_random import DrawWatch
 from .tracebacks import Indices, format_indices, last_position, locate_in_batch
@@ -420,11 +421,3 @@ class IterableFetcher(_Fetcher):
         if not self._auto_collation:
             return f"at sample {self._last[0]}"
         return locate_in_batch("sample", "samples", error, [*self._last])
-
-
-def early_end(what: str, error: BaseException, where: str) -> RuntimeError:
-    """Return the error for code that must not raise ``StopIteration``."""
-    return RuntimeError(
-        f"DataLoader: only the sampler ends an epoch, but {what} raised "
-        f"{type(error).__name__} {where}. Raise another error there."
-    )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import time
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
@@ -17,7 +18,8 @@ from ..core.errors import add_note
 from ..core.torch_private import numpy_seed, set_worker_info
 from ..shm.serialization import RingMiss
 from ._random_state import SampleTask
-from .fetchers import IterableFetcher, MapFetcher, Source, Times, early_end
+from .errors import early_end
+from .fetchers import IterableFetcher, MapFetcher, Source, Times
 from .sample_errors import NO_SAMPLES
 from .stats import Figures
 from .tracebacks import message_of, rank_text
@@ -94,16 +96,19 @@ class Reader:
             self._prepare_process(worker)
         try:
             if source.init is not None:
-                source.init(worker)
+                self._init(worker, source.init)
             self._begin(worker)
-        except (StopIteration, GeneratorExit) as error:
-            found = early_end("worker_init_fn", error, f"in worker {worker}")
-            found.__cause__ = error
-            self._start_error = found
         except (KeyboardInterrupt, SystemExit):
             raise
         except BaseException as error:
             self._start_error = error
+
+    def _init(self, worker: int, init: Callable[[int], Any]) -> None:
+        try:
+            init(worker)
+        except (StopIteration, GeneratorExit) as error:
+            where = f"in worker {worker}"
+            raise early_end("worker_init_fn", error, where) from error
 
     def _prepare_process(self, worker: int) -> None:
         source, seed = self._source, self._base_seed + worker
@@ -144,7 +149,11 @@ class Reader:
 
     def _begin_epoch(self) -> None:
         make = IterableFetcher if self._source.is_iterable else MapFetcher
-        self._fetcher = make(self._source, self._times)
+        try:
+            self._fetcher = make(self._source, self._times)
+        except (StopIteration, GeneratorExit) as error:
+            where = "at the start of an epoch"
+            raise early_end("iter() of the dataset", error, where) from error
 
     def run(self, task: Task) -> Answer:
         """Return the batch of a task, its error, or the end of an iterable dataset.
@@ -158,8 +167,8 @@ class Reader:
         self._times.begin()
         try:
             if epoch != self._epoch:
-                self._epoch = epoch
                 self._begin_epoch()
+                self._epoch = epoch  # not after an error: the next task begins it
             if self._source.has_keys:
                 indices = SampleTask(*indices)
             with PaddingCounter() as self._padding:
@@ -171,7 +180,7 @@ class Reader:
             raise
         except BaseException as error:
             self._take_failures()  # of a batch that is not delivered
-            location = self._locate(error)
+            location = self._locate(error) if epoch == self._epoch else ""
             if self._source.num_workers:
                 return Answer(ERROR, error, location=location)
             add_note(error, f"DataLoader{rank_text()}: {location}.")

@@ -7,6 +7,7 @@ workers see, errors, ends, and the names that other libraries use.
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import os
 import random
 import re
@@ -274,6 +275,51 @@ class Defaulted(Exception):
         self.code = code
 
 
+class Slotted(Exception):
+    """An exception with an attribute that is not in its dict."""
+
+    __slots__ = ("code",)
+
+    def __init__(self, text: str, code: int = 0) -> None:
+        super().__init__(text)
+        self.code = code
+
+
+@dataclasses.dataclass(frozen=True)
+class Frozen(Exception):
+    """An exception that refuses every assignment."""
+
+    code: int
+
+
+class Described(Exception):
+    """An exception whose class has an attribute that torch takes for a keyword."""
+
+    message = "described"
+
+    def __init__(self, text: str, code: int = 0) -> None:
+        super().__init__(text)
+        self.code = code
+
+
+class Locked(Exception):
+    """An exception with two arguments, and an attribute that does not pickle."""
+
+    def __init__(self, path: str, code: int) -> None:
+        super().__init__(path, code)
+        self.path, self.code, self.lock = path, code, threading.Lock()
+
+
+class Exits(Exception):
+    """An exception that ends the program if it is made in another way."""
+
+    def __init__(self, code: int) -> None:
+        if type(code) is not int:
+            raise SystemExit(3)
+        super().__init__(code)
+        self.code = code
+
+
 def local() -> Exception:
     class Local(ValueError):
         """A class that does not pickle."""
@@ -298,6 +344,16 @@ ERRORS: dict[str, tuple[Callable[[], BaseException], type, dict[str, Any]]] = {
         {"code": 404},
     ),
     "keyword": (lambda: Code(code=5), Code, {"code": 5}),
+    "slots": (lambda: Slotted("x", 7), Slotted, {"code": 7}),
+    "frozen": (lambda: Frozen(7), Frozen, {"code": 7}),
+    "message": (lambda: Described("x", 7), Described, {"code": 7}),
+    "lock": (lambda: Locked("x", 7), Locked, {"code": 7, "path": "x"}),
+    "exit": (lambda: Exits(7), Exits, {"code": 7}),
+    "import": (
+        lambda: ModuleNotFoundError("x", name="y"),
+        ModuleNotFoundError,
+        {"name": "y"},
+    ),
     "unicode": (
         lambda: UnicodeDecodeError("utf-8", b"x", 0, 1, "why"),
         UnicodeDecodeError,
@@ -410,6 +466,69 @@ def test_no_code_but_the_sampler_ends_an_epoch(
     if on_error == "raise" or not place.startswith("__get"):
         assert f"{text}{where}. Raise another" in str(caught.value)
     assert got == ([] if place == "worker_init_fn" else [[0, 1]])
+
+
+class Ends:
+    """A batch whose pickling raises StopIteration."""
+
+    def __reduce__(self) -> Any:
+        raise StopIteration
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_a_batch_that_cannot_be_pickled_ends_no_epoch(persistent: bool) -> None:
+    def collate(samples: Any) -> Any:
+        return Ends() if 3 in samples else samples
+
+    loader = DataLoader(
+        range(8),
+        2,
+        collate_fn=collate,
+        num_workers=2,
+        persistent_workers=persistent,
+    )
+    for _ in range(2):
+        batches = iter(loader)
+        assert next(batches) == [0, 1]
+        text = "epoch, but the pickling of a batch raised StopIteration in DataLoader"
+        with pytest.raises(RuntimeError, match=text):
+            next(batches)
+        assert list(batches) == [[4, 5], [6, 7]]
+
+
+class Reopened(IterableDataset[int]):
+    """Fails at one call of ``iter()``. The numbers tell the call."""
+
+    def __init__(self, error: type[Exception], call: int) -> None:
+        self.error, self.call, self.calls = error, call, 0
+
+    def __iter__(self) -> Any:
+        self.calls += 1
+        if self.calls == self.call:
+            raise self.error("bad")
+        return iter(range(10 * self.calls, 10 * self.calls + 4))
+
+
+@with_kinds
+@pytest.mark.parametrize("error", [StopIteration, ValueError])
+def test_a_stream_that_cannot_begin_is_an_error(
+    error: type[Exception], kind: str
+) -> None:
+    text = "bad"
+    if error is StopIteration:
+        text = r"but iter\(\) of the dataset raised StopIteration at the start"
+    options = {**KINDS[kind], "num_workers": min(1, KINDS[kind].get("num_workers", 0))}
+    with pytest.raises((RuntimeError, ValueError), match=text):
+        next(iter(DataLoader(Reopened(error, 1), 2, **options)))
+    if "persistent" not in kind:
+        return  # a later epoch has new workers, or none
+    loader = DataLoader(Reopened(error, 2), 2, collate_fn=as_is, **options)
+    assert next(iter(loader)) == [10, 11]
+    batches = iter(loader)
+    with pytest.raises((RuntimeError, ValueError), match=text) as caught:
+        next(batches)
+    assert "samples" not in str(caught.value)  # those of the last epoch
+    assert list(batches) == [[30, 31], [32, 33]]
 
 
 class Unpicklable:
