@@ -300,10 +300,10 @@ class MapFetcher(_Fetcher):
         """Return the samples of a task, or `NO_SAMPLES`."""
         indices, dataset = task.indices if self._has_keys else task, self._dataset
         self._location, self._iterator = "", None
+        self._indices = indices
         if self._auto_collation and self._reads_each:
             indices = (Indices if self._is_read_elsewhere else list)(indices)
-            self._places = indices
-        self._indices = indices
+            self._places = self._indices = indices
         try:
             if self._has_keys:
                 return self._read_with_keys(task, indices)

@@ -117,6 +117,7 @@ PLACES: dict[str, tuple[Any, dict[str, Any], str]] = {
     "seeds, no batches": (Some(fail), SINGLE | SEEDS, "at index 13"),
     "all at once": (AllAtOnce(fail), FOUR, "in the batch of indices [12, 13, 14, 15]"),
     "slices": (Parts(fail), by(slice(12, 14)), "at index slice(12, 14, None)"),
+    "no list": (Some(fail), {"batch_sampler": [[1, 2], [3], 13]}, "at index 13"),
     "stream": (Samples(fail), FOUR, "at sample 13"),
     "stream, no batches": (Samples(fail), SINGLE, "at sample 13"),
     "torch's collate": (
@@ -149,7 +150,7 @@ def error_of(loader: Any) -> Exception:
     try:
         for _ in batches:
             pass
-    except (ValueError, RuntimeError) as error:
+    except (ValueError, RuntimeError, TypeError) as error:
         return error
     finally:  # now: the collector of cycles would close the queues first
         if hasattr(batches, "_shutdown_workers"):
