@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from ..core.errors import LoaderWarning, warn_once
 from ..shm import memfd
+from ..shm.messages import RingMiss
 from ..shm.ring import Ring, largest_slab, total_nbytes
-from ..shm.serialization import RingMiss
 from . import preflight as preflight_module
 from .arguments import Loader
 from .reader import Answer

@@ -20,9 +20,8 @@ from ..core.torch_private import (
 )
 from ..core.tracing import span
 from ..shm import memfd
-from ..shm.messages import LazySlab, pack, pack_small, unpack
+from ..shm.messages import LazySlab, RingMiss, pack, pack_small, unpack
 from ..shm.ring import RingMemory
-from ..shm.serialization import RingMiss
 from ..workers import descriptors
 from ..workers.interface import Outgoing
 from .errors import pack_error, worker_text
@@ -181,7 +180,7 @@ _TORCH_CODE: Any = data_collate.collate_tensor_fn.__code__
 def collate_tensors(batch: Any, *, collate_fn_map: Any = None) -> torch.Tensor:
     """Stack tensors as torch does, but in memory of `allocation.empty`."""
     if not (allocation.is_packed_later() and all(map(_is_dense, batch))):
-        if in_worker_thread() and any(map(_has_graph, batch)):
+        if in_worker_thread() and any(_is_dense(it, has_graph=True) for it in batch):
             return torch.stack(tuple(batch))  # as torch does without workers
         original: Any = data_collate.collate_tensor_fn
         collated: torch.Tensor = original(batch, collate_fn_map=collate_fn_map)
@@ -200,21 +199,17 @@ def collate_tensors(batch: Any, *, collate_fn_map: Any = None) -> torch.Tensor:
     return torch.stack(tuple(batch), out=out)  # the class of the tensors may change it
 
 
-def _is_dense(value: Any) -> bool:
-    """Return True for a tensor that torch stacks in a worker in any memory."""
+def _is_dense(value: Any, *, has_graph: bool = False) -> bool:
+    """Return True for a tensor that torch stacks in a worker in any memory.
+
+    Args:
+        value: any object.
+        has_graph: whether the tensor must have gradients, or must have none.
+    """
     return (
         isinstance(value, torch.Tensor)
         and value.layout is torch.strided
-        and not (value.requires_grad or value.is_nested)
-    )
-
-
-def _has_graph(value: Any) -> bool:
-    """Return True for a strided tensor with gradients, which torch can stack."""
-    return (
-        isinstance(value, torch.Tensor)
-        and value.layout is torch.strided
-        and value.requires_grad
+        and value.requires_grad is has_graph
         and not value.is_nested
     )
 

@@ -16,7 +16,7 @@ from ..batch.stack import PaddingCounter
 from ..core.cpu_time import CoreWait, GilWait, cpu_seconds
 from ..core.errors import add_note
 from ..core.torch_private import numpy_seed, set_worker_info
-from ..shm.serialization import RingMiss
+from ..shm.messages import RingMiss
 from ._random_state import SampleTask
 from .errors import early_end
 from .fetchers import IterableFetcher, MapFetcher, Source, Times

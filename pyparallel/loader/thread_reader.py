@@ -9,7 +9,6 @@ stays there, so each batch is written once.
 from __future__ import annotations
 
 import copy
-import math
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -26,7 +25,6 @@ from ..core.torch_private import pin_memory, worker_thread
 from ..core.tracing import span
 from ..shm.messages import INLINE_NBYTES, LazySlab
 from ..shm.ring import Ring
-from ..shm.serialization import RingMiss, miss_of
 from ..transfer.device import relaxed_here
 from ..workers.threads import ThreadWorkers
 from .fetchers import Source
@@ -35,24 +33,6 @@ from .reader import BATCH, ERROR, Answer, Reader, Task, nbytes_of
 
 #: The longest time in which a new thread sets its number of torch's threads.
 _START_SECONDS = 5.0
-
-
-class _Slab(LazySlab):
-    """A slab of a batch that stays in this process.
-
-    Attributes:
-        miss: the reason why a large tensor is not in the slab, or None.
-    """
-
-    miss: RingMiss | None = None
-
-    def empty(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor | None:
-        """See `LazySlab.empty`."""
-        found = super().empty(shape, dtype)
-        nbytes = math.prod(shape) * dtype.itemsize
-        if found is None and self.ring is not None and nbytes > self.limit:
-            self.miss = miss_of(self.slab, True, nbytes)
-        return found
 
 
 class ThreadReader:
@@ -112,7 +92,7 @@ class ThreadReader:
 
     def run(self, task: Task) -> Answer:
         """See `Program.run`."""
-        slab = _Slab(self._ring, self._holder, self._limit)
+        slab = LazySlab(self._ring, self._holder, self._limit)
         try:
             with allocation.allocate_from(slab):
                 answer = self._reader.run(task)
@@ -126,7 +106,7 @@ class ThreadReader:
         finally:
             del answer  # an error refers to this frame, which must not refer to it
 
-    def _keep(self, answer: Answer, lazy: _Slab) -> Answer:
+    def _keep(self, answer: Answer, lazy: LazySlab) -> Answer:
         slab, lazy.slab = lazy.slab, None
         with span("pyparallel.pack"):
             if slab is not None and self._ring is not None:

@@ -171,11 +171,10 @@ class RingMemory:
         """Return the address of a slab in this process."""
         return self._all_bytes.data_ptr() + self.slab_offset(slab)
 
-    def slab_bytes(self, slab: int, first: int, last: int) -> torch.Tensor:
-        """Return the bytes ``[first, last)`` of a slab, counted from its first edge."""
-        return self._all_bytes[
-            self.slab_offset(slab) + first : self.slab_offset(slab) + last
-        ]
+    def leading_bytes(self, slab: int, nbytes: int) -> torch.Tensor:
+        """Return the first bytes of a slab without a reference to its owner."""
+        start = self.slab_offset(slab) + _LINE
+        return self._all_bytes[start : start + nbytes]
 
     def poison(self, slab: int) -> None:
         """Overwrite all reserved bytes of a slab."""
@@ -239,26 +238,19 @@ class Slab:
     """A slab that this worker holds. Its memory is allocated from the start on."""
 
     def __init__(self, ring: RingMemory, index: int, holder: int) -> None:
-        self.ring_name: str = ring.name
+        self.ring: RingMemory = ring
         self.index: int = index
         self.holder: int = holder
-        self.capacity: int = ring.slab_nbytes
         self.used: int = 0
         #: Bytes of the slab that the latest `take` needed, also if it failed.
         self.requested: int = 0
         #: Ranges that no tensor of the batch covers, and that have no zeros yet.
         self.gaps: list[Range] = []
         self._ends: list[Range] = []  # between two allocations
-        self._ring = ring
         owner = ring.owner(index)
         self._owner = weakref.ref(owner)
         self._memory: torch.Tensor | None = ring.payload(owner)
         self._address = ring.slab_address(index) + _LINE
-
-    @property
-    def checks_gaps(self) -> bool:
-        """Return True if writes between tensors are errors: `gaps` must have all."""
-        return self._ring.poison_enabled
 
     @property
     def next_start(self) -> int:
@@ -269,11 +261,11 @@ class Slab:
         """Allocate bytes; return None if they do not fit or no memory is left."""
         start = self.next_start
         self.requested = start + nbytes
-        if self._memory is None or self.requested > self.capacity:
+        if self._memory is None or self.requested > self.ring.slab_nbytes:
             return None
-        if not self._ring.commit(self.index, self.requested):
+        if not self.ring.commit(self.index, self.requested):
             return None
-        if self.checks_gaps:
+        if self.ring.poison_enabled:
             self._ends.append((self.used, start))
         self.used = self.requested
         return self._memory[start : self.used]
@@ -294,9 +286,10 @@ class Slab:
         offset = tensor.data_ptr() - self._address
         return offset if 0 <= offset < self.used else None
 
-    def leading_bytes(self, nbytes: int) -> torch.Tensor:
-        """Return the first bytes without a reference to the slab's owner."""
-        return self._ring.slab_bytes(self.index, _LINE, _LINE + nbytes)
+    def copy_to(self, memory: torch.Tensor) -> None:
+        """Copy the first bytes to other memory, with zeros in the gaps."""
+        memory.copy_(self.ring.leading_bytes(self.index, memory.numel()))
+        self._clear_gaps(memory)
 
     def finish(self) -> bool:
         """Release the memory; return False if this process still has a tensor on it.
@@ -309,17 +302,17 @@ class Slab:
         if self._owner() is not None:  # a tensor is alive, perhaps in a gap
             return False
         if is_checked:
-            self._ring.mark_gaps(self.index, self.used, self.gaps)
+            self.ring.mark_gaps(self.index, self.used, self.gaps)
         else:
-            self.clear_gaps(self.leading_bytes(self.used))
+            self._clear_gaps(self.ring.leading_bytes(self.index, self.used))
         return True
 
     def _check_ends(self) -> bool:
         """Check the bytes between allocations. Return False if they are not checked."""
         self._memory = None
-        if not self.checks_gaps or not self._ring.committed(self.index):
+        if not self.ring.poison_enabled or not self.ring.committed(self.index):
             return False
-        self._ring.check_gaps(self.index, self.used, self._ends, _POISON)
+        self.ring.check_gaps(self.index, self.used, self._ends, _POISON)
         return True
 
     def close(self) -> tuple[Any, list[Range]]:
@@ -334,10 +327,10 @@ class Slab:
         except BaseException:
             self.release()
             raise
-        self._ring.mark_gaps(self.index, self.used, self._ends)
+        self.ring.mark_gaps(self.index, self.used, self._ends)
         return self._owner(), self._ends
 
-    def clear_gaps(self, memory: torch.Tensor) -> None:
+    def _clear_gaps(self, memory: torch.Tensor) -> None:
         """Write zeros into the gaps: of the slab's bytes, or of a copy of them."""
         for first, last in self.gaps:
             if first < last:
@@ -348,9 +341,9 @@ class Slab:
         self._memory = None
         owner = self._owner()
         if owner is None:
-            self._ring.release(self.index, self.holder)
+            self.ring.release(self.index, self.holder)
             return
-        end = weakref.finalize(owner, self._ring.release, self.index, self.holder)
+        end = weakref.finalize(owner, self.ring.release, self.index, self.holder)
         end.atexit = False
 
 

@@ -121,7 +121,7 @@ def test_a_slab_that_grows_is_unpinned_and_pinned_again() -> None:
     lock = Lock()
     _, worker = ring_with(lock, 1)
     for nbytes in (8, 3 << 20, 100, 9 << 20):
-        assert worker.make(samples(nbytes)).message.is_in_ring
+        assert worker.make(samples(nbytes)).is_in_ring
         lock.end()
     assert lock.calls == [
         ("pin", 2 << 20),
@@ -156,7 +156,7 @@ def test_a_batch_outside_of_the_ring_frees_slabs_that_were_read() -> None:
     worker.make(samples())
     lock.marks[0].done = True
     assert ring.holders() == [PARENT]
-    assert not worker.make(samples()).message.is_in_ring
+    assert not worker.make(samples()).is_in_ring
     assert ring.holders() == [FREE]
 
 

@@ -6,6 +6,7 @@ import ctypes
 import errno
 import gc
 import os
+import pickle
 import resource
 import subprocess
 import sys
@@ -18,11 +19,11 @@ import torch
 import pyparallel
 from pyparallel import backend
 from pyparallel.batch import allocation
+from pyparallel.shm.messages import Message, SlabLocation, unpack
 from pyparallel.shm.ring import FREE, PARENT, Ring
-from pyparallel.shm.serialization import SlabLocation
 from pyparallel.transfer import debug
 from tests.support.loader import loader_sets
-from tests.support.loader.ring_workers import WORKER, Received, Worker, whole
+from tests.support.loader.ring_workers import WORKER, Worker, whole
 from tests.support.processes import process_resources
 
 pytestmark = [pytest.mark.asan, pytest.mark.tsan]
@@ -60,7 +61,7 @@ def test_a_batch_outlives_its_ring_and_its_message_is_refused_after() -> None:
     gc.collect()
     assert batch.tolist() == [[1, 1, 1]]
     with pytest.raises(RuntimeError) as caught:
-        Received(*WITHOUT_RING)
+        unpack(pickle.dumps(tuple(WITHOUT_RING)))
     assert str(caught.value) == (
         "a batch must be received in the process of its DataLoader while the "
         "DataLoader exists, but its ring is not in this process. Keep the DataLoader, "
@@ -68,7 +69,7 @@ def test_a_batch_outlives_its_ring_and_its_message_is_refused_after() -> None:
     )
 
 
-WITHOUT_RING = (SlabLocation("none", 0, 2, 8), b"", None, None, {}, (), None, None)
+WITHOUT_RING = Message(SlabLocation("none", 0, 2, 8), None, None, b"", {}, [], None)
 
 
 def test_a_slab_that_is_not_the_workers_is_not_adopted() -> None:
@@ -85,7 +86,7 @@ def test_a_slab_uses_at_most_its_stride(monkeypatch: Any) -> None:
     ring = Ring(2, 5 << 20)
     worker = Worker(ring, torch.stack)
     received = worker.make([torch.ones(5 << 20, dtype=torch.uint8)])
-    assert received.message.is_in_ring
+    assert received.is_in_ring
     assert ring.committed(0) == (5 << 20) + 4096
 
 
@@ -125,9 +126,9 @@ def test_without_memory_for_a_slab_a_batch_uses_other_memory(monkeypatch: Any) -
 
     monkeypatch.setattr(os, "posix_fallocate", only_fresh)
     received = Worker(ring, pyparallel.collate).make([torch.ones(300_000)])
-    assert (received.message.miss, refused) == (("large", 1_200_000), [])
+    assert (received.miss, refused) == (("large", 1_200_000), [])
     received = Worker(ring, pyparallel.collate).make([torch.ones(200_000)])
-    assert received.message.miss == ("memory", 800_000)
+    assert received.miss == ("memory", 800_000)
     assert refused
     assert received.batch.sum() == 200_000
     assert ring.holders() == [FREE, FREE]
@@ -142,11 +143,11 @@ def test_a_batch_is_too_large_for_a_slab_that_other_memory_was_taken_of() -> Non
     worker = Worker(ring, collate_fn)
     received = worker.make([torch.ones(200_000)])
     assert received.batch.unique().tolist() == [2]
-    assert received.message.miss is not None
-    reason, nbytes = received.message.miss
+    assert received.miss is not None
+    reason, nbytes = received.miss
     assert (reason, nbytes) == ("large", 1_600_000)
     worker = Worker(Ring(1, nbytes), collate_fn)
-    assert worker.make([torch.ones(200_000)]).message.miss is None
+    assert worker.make([torch.ones(200_000)]).miss is None
 
 
 FILES, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -204,7 +205,7 @@ def test_a_full_ring_is_a_miss_that_knows_its_size() -> None:
     worker = Worker(ring, torch.stack)
     first = worker.make([torch.ones(3)])
     second = worker.make([torch.ones(5)])
-    assert (first.message.miss, second.message.miss) == (None, ("full", 64))
+    assert (first.miss, second.miss) == (None, ("full", 64))
     assert second.batch.tolist() == [[1.0] * 5]
 
 
@@ -228,11 +229,11 @@ def test_a_tensor_that_a_worker_keeps_is_not_overwritten() -> None:
     worker = Worker(ring, Keeping())
     samples = [torch.full((70_000,), 5.0)]
     first = worker.make(samples)
-    assert first.message.miss is not None and first.message.miss.reason == "kept"
+    assert first.miss is not None and first.miss.reason == "kept"
     assert ring.holders() == [worker.holder, FREE]
     assert first.batch["small"].tolist() == [7, 7, 7]
     second = worker.make(samples)
-    assert second.message.miss is None
+    assert second.miss is None
     assert second.batch["other"].unique().tolist() == [5]
     worker.collate_fn = torch.stack
     assert ring.holders()[0] == FREE
@@ -259,7 +260,7 @@ def test_no_byte_of_an_earlier_batch_can_be_reached(kept: bool, used: bool) -> N
     worker.collate_fn = collate_fn
     received = worker.make(None)
     batch = received.batch
-    assert received.message.is_in_ring is not kept
+    assert received.is_in_ring is not kept
     assert all(tensor.unique().tolist() == [1] for tensor in batch)
     assert 0x5E not in whole(batch[0])
 
@@ -507,7 +508,7 @@ def test_the_gaps_of_a_batch_that_leaves_the_ring_are_zeros() -> None:
         return [*kept, torch.ones(3)]
 
     received = Worker(Ring(1, 1 << 16), collate_fn).make(None)
-    assert not received.message.is_in_ring
+    assert not received.is_in_ring
     batch = received.batch
     first, nbytes, tensors = slab_of(batch)
     shown = whole(batch[0])

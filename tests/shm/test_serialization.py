@@ -12,7 +12,7 @@ import torch
 
 import pyparallel
 from pyparallel.batch import allocation
-from pyparallel.shm import memfd, serialization
+from pyparallel.shm import memfd, messages
 from pyparallel.shm.messages import LazySlab
 from pyparallel.shm.ring import FREE, Ring
 from tests.support.loader.loader_sets import Scene, num_fds, same
@@ -55,7 +55,7 @@ def test_an_expanded_tensor_is_sent_in_its_stored_size() -> None:
 
 def test_tensors_in_the_slab_are_not_copied(monkeypatch: pytest.MonkeyPatch) -> None:
     ring, packed = Ring(1, 1 << 20), []
-    pack = serialization.backend.pack
+    pack = messages.backend.pack
 
     def record(plan: Any, tensors: Any, *others: Any) -> Any:
         packed.append([tensor.shape for tensor in tensors])
@@ -66,7 +66,7 @@ def test_tensors_in_the_slab_are_not_copied(monkeypatch: pytest.MonkeyPatch) -> 
         small = pyparallel.collate([torch.ones(2)] * 2)
         return [torch.ones(3), made.fill_(2), made[3:5], small]
 
-    monkeypatch.setattr(serialization.backend, "pack", record)
+    monkeypatch.setattr(messages.backend, "pack", record)
     batch, received = through(ring, make)
     assert packed == [[(3,), (2, 70), (2, 2)]]
     assert same(received.batch, batch)
@@ -120,6 +120,6 @@ def test_a_message_is_unpickled_only_with_its_tensors() -> None:
         pickle.loads(received.message.body)
     assert (
         str(caught.value)
-        == "tensor 0 of a pickled batch is missing. Use `receive` to unpickle."
+        == "tensor 0 of a pickled batch is missing. Use `unpack` to unpickle."
     )
-    assert serialization.tensor_placeholder.__doc__
+    assert messages.tensor_placeholder.__doc__

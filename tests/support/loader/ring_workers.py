@@ -9,9 +9,15 @@ import torch
 
 from pyparallel import backend
 from pyparallel.batch import allocation
-from pyparallel.shm.messages import LazySlab, pack
+from pyparallel.shm.messages import (
+    LazySlab,
+    Message,
+    Packed,
+    SlabLocation,
+    pack,
+    unpack,
+)
 from pyparallel.shm.ring import Ring
-from pyparallel.shm.serialization import Message, receive
 from pyparallel.workers import descriptors
 
 WORKER = 2
@@ -20,9 +26,11 @@ WORKER = 2
 class Received:
     """A message, and its batch."""
 
-    def __init__(self, *message: Any) -> None:
-        self.message = Message(*message)
-        self.batch, self.is_pinned = receive(self.message)
+    def __init__(self, packed: Packed) -> None:
+        self.message = Message(*pickle.loads(packed.body))
+        self.is_in_ring = isinstance(self.message.location, SlabLocation)
+        self.miss = packed.miss
+        self.batch, self.is_pinned = unpack(packed.body)
 
 
 def send(held: list[Any], lazy: LazySlab) -> Received:
@@ -30,7 +38,7 @@ def send(held: list[Any], lazy: LazySlab) -> Received:
     with descriptors.sending() as sent:
         packed = pack(held, lazy)
     with descriptors.arriving(sent):
-        return Received(*pickle.loads(packed.body))
+        return Received(packed)
 
 
 class Worker:
