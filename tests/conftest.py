@@ -164,10 +164,9 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
 
     A busy machine keeps this limit; torch alone would exceed it.
     """
-    from pyparallel.prefetch import _thread, iterator
+    from pyparallel.prefetch import iterator
 
-    stop = functools.partial(_thread.stop, seconds=30)
-    monkeypatch.setattr(iterator, "stop", stop)
+    monkeypatch.setattr(iterator.stop, "__defaults__", (30.0,))
     monkeypatch.setattr(torch.utils.data._utils, "MP_STATUS_CHECK_INTERVAL", 60.0)
     of_torch: Any = torch.utils.data.dataloader._MultiProcessingDataLoaderIter
     monkeypatch.setattr(of_torch._try_get_data, "__defaults__", (60.0,))

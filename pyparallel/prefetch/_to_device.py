@@ -128,7 +128,7 @@ class DeviceStage:
                 if tensor.device == device:
                     return tensor
                 check_data([tensor], batch, "PreDataLoader: batch")
-                nbytes += _nbytes(tensor)
+                nbytes += tensor.numel() * tensor.element_size()
                 is_moved = True  # also without bytes
                 return tensor.to(device)
 
@@ -175,7 +175,3 @@ def _is_here(batch: Any) -> bool:
     """Return True if all tensors are plain ones of the host, and are found quickly."""
     found = pytree.copy_compact(batch, 0, on_cpu=True)
     return found is not None and are_only_tensors(found[1])
-
-
-def _nbytes(tensor: torch.Tensor) -> int:
-    return tensor.numel() * tensor.element_size()

@@ -1,18 +1,390 @@
-"""The iterator of a training loop over the batches of a prefetch thread."""
+"""One pass over a loader: its thread, which queues batches, and its iterator.
+
+Note: [lifetime of the thread]. The thread refers to a `PrefetchThread`, which does not
+refer to the iterator of the consumer. So the iterator can be collected, which stops the
+thread.
+
+The thread is a daemon, which is stopped and joined at the exit of the interpreter
+(Note [exit] in ``core/process.py``). All threads that are not daemons have ended by
+then, so each of them has got all its batches.
+"""
 
 from __future__ import annotations
 
+import math
 import os
 import sys
+import threading
+import time
 import weakref
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any, Protocol
 
-from ..core.errors import BatchTypeError
+from ..core import thread_state
+from ..core.errors import BatchTypeError, LoaderWarning, type_name, warn
+from ..core.process import at_exit
 from ..core.tracing import span
+from ..loader.draws import Draws, Length
+from ..loader.epoch import Epoch
 from ..loader.errors import is_torch_report
+from ..loader.state_dict import Reading
+from ..loader.stats import Meter
 from ..loader.tracebacks import clear_frames, hide_frames
-from ._thread import PrefetchThread, stop
-from ._to_device import LoaderState, QueueItem
+from ._accelerate import Prepared
+from ._to_device import DeviceStage, LoaderState, QueueItem
+from ._workers import SourceWorkers, early_end
+
+#: Seconds that `stop` waits for the thread.
+STOP_SECONDS = 1.0
+#: The same at the exit of the interpreter, which a running thread may abort.
+EXIT_SECONDS = 5.0
+#: Seconds after which `stop` ends workers that are still making a batch.
+WORKER_SECONDS = 0.5
+#: Seconds of a copy for which the consumer of the batch before it may wait.
+SHORT_SECONDS = 2e-4
+_TOO_LATE = (
+    "PreDataLoader: an epoch must start before the interpreter exits, but it is "
+    "exiting. Iterate over the loader itself."
+)
+
+
+@dataclass(frozen=True)
+class Options:
+    """The options of all passes over one loader.
+
+    Attributes:
+        inner: the loader, or the one inside the `PreDataLoader` that is the loader.
+        length: the number of batches that the loops know.
+    """
+
+    loader: Any
+    inner: Any
+    length: Length
+    device_stage: DeviceStage
+    queue_size: int
+    timeout: float
+    meter: Meter
+
+
+class PrefetchThread:
+    """One pass over a loader, which its thread and its consumers share.
+
+    All changes of its state hold the lock of ``changed``. The lock is reentrant,
+    because garbage collection in a thread that holds it may call `stop`.
+    """
+
+    def __init__(self, options: Options, *, is_ahead: bool = False) -> None:
+        """Prepare a pass.
+
+        Args:
+            options: those of all passes over the loader.
+            is_ahead: the pass starts before its loop, and reads at once.
+        """
+        self.options = options
+        self.pid: int = os.getpid()
+        self.changed: threading.Condition = threading.Condition()
+        self.items: deque[QueueItem] = deque()
+        self.num_taken: int = 0
+        self.num_wanted: int = int(is_ahead)  # with the batch that a consumer waits for
+        self.draws: Draws = Draws(options.inner, options.length)
+        self.finished: bool = False  # for consumers: no more items
+        self.stopping: bool = False  # for the thread: no more batches are wanted
+        self.source: Any = None
+        self.workers: SourceWorkers = SourceWorkers(None)
+        #: The loader's state before the first batch, after `begun` is set.
+        self.start_state: LoaderState | None = None
+        self.begun: threading.Event = threading.Event()
+        self.reading: Reading = Reading(None, None, None)
+        self.prepared: Prepared = Prepared()
+        self.state: thread_state.ThreadState = thread_state.capture()
+        self._activity = ("starting", time.monotonic())
+        self.thread: threading.Thread = threading.Thread(
+            target=_run, args=(self,), name="pyparallel-prefetch", daemon=True
+        )
+
+    def start(self) -> None:
+        """Start the thread.
+
+        Raises:
+            RuntimeError: the interpreter is about to exit.
+        """
+        if _exiting.is_set():
+            raise RuntimeError(_TOO_LATE)
+        self.options.device_stage.prepare()
+        _running.add(self)
+        try:
+            self.thread.start()
+        except RuntimeError as error:
+            _running.discard(self)
+            # Python 3.12 and 3.13 start no thread after the end of the main thread.
+            if "at interpreter shutdown" in str(error):
+                raise RuntimeError(_TOO_LATE) from None
+            raise
+
+    # Called by the consumer.
+
+    def take(self, taken: list[QueueItem]) -> None:
+        """Wait for the next item and append it to a list, unless it is the end.
+
+        A signal handler may raise at any time. If it leaves the list empty, the item
+        remains for the next call.
+
+        Raises:
+            RuntimeError: this process was forked; a worker died.
+            TimeoutError: no batch arrived in time. The next call waits again.
+        """
+        self.check_process()
+        timeout = self.options.timeout
+        deadline = time.monotonic() + timeout if timeout else math.inf
+        with self.changed:
+            while not self.items:
+                if self.finished:
+                    return
+                if self.num_wanted <= self.num_taken:
+                    self.num_wanted = self.num_taken + 1
+                    self.changed.notify_all()
+                self._wait(deadline)
+            taken.append(self.items[0])
+            if self.items.popleft().get_batch is None:
+                self.finished = True
+            else:
+                self.num_taken += 1
+            self.changed.notify_all()
+
+    def check_process(self) -> None:
+        """Raise RuntimeError in a process that was forked after the thread started."""
+        if os.getpid() != self.pid:
+            raise RuntimeError(
+                "PreDataLoader: an iterator must be used in the process that made it, "
+                f"pid {self.pid}, but this is pid {os.getpid()}, where its thread does "
+                "not run. Call iter() in this process."
+            )
+
+    def _wait(self, deadline: float) -> None:
+        left = deadline - time.monotonic()
+        if left <= 0:
+            activity, since = self._activity
+            raise TimeoutError(
+                f"PreDataLoader: batch {self.num_taken} must arrive within "
+                f"{self.options.timeout} s, but the thread has spent "
+                f"{time.monotonic() - since:.2f} s in '{activity}'. Increase timeout, "
+                "or find the cause there."
+            )
+        left = self.workers.wait_seconds(left)
+        self.changed.wait(None if left == math.inf else left)
+        self.workers.find_death()  # the thread may wait without limit
+
+    def begin(self) -> None:
+        """Let a loop begin, after the draws of ``iter(loader)``."""
+        if self.draws.follows_loop:
+            self.begun.wait()
+            self.draws.begin()
+
+    def first_state(self) -> LoaderState | None:
+        """Return the loader's state before the first batch; None if iter() failed."""
+        if os.getpid() == self.pid:
+            self.begun.wait()
+        return self.start_state
+
+    # Called by the thread.
+
+    def set_activity(self, activity: str) -> None:
+        """Record the activity of the thread, for messages."""
+        self._activity = (activity, time.monotonic())
+
+    def set_source(self, source: Any) -> None:
+        """Publish the loader's iterator. `stop` ends its waits, consumers check it."""
+        with self.changed:
+            self.source, self.workers = source, SourceWorkers(source)
+            self.changed.notify_all()
+        self.workers.watch(lambda: self.stopping, self.tell)
+
+    def wait_for_room(self, num_batches: int, position: int) -> bool:
+        """Wait until the queue has room, and until the loop asks, see Note: [draws].
+
+        Args:
+            num_batches: the number of batches that the thread has read.
+            position: their number in the epoch, which another pass may have begun.
+
+        Returns:
+            False if the pass is stopping.
+        """
+        waits = self.draws.waits_at(position)
+        with self.changed:
+            while not self.stopping and (
+                len(self.items) >= self.options.queue_size
+                or (waits and self.num_wanted <= num_batches)
+            ):
+                self.set_activity("waiting for the consumer")
+                self.tell()
+                self.changed.wait()
+            return not self.stopping
+
+    def put(self, item: QueueItem, *, tells: bool = True) -> None:
+        """Queue an item, unless the pass is stopping.
+
+        Note: [wakeups]. Waking the consumer for each tiny batch would cost more than
+        the batch. So batches that are there at the same time share one call of `tell`,
+        which follows before the thread waits, or runs code of the user.
+        """
+        with self.changed:
+            if not self.stopping:
+                self.items.append(item)
+                if tells:
+                    self.tell()
+
+    def tell(self) -> None:
+        """Wake the consumer."""
+        with self.changed:
+            self.changed.notify_all()
+
+
+def stop(prefetch_thread: PrefetchThread, seconds: float = STOP_SECONDS) -> None:
+    """Stop the thread and its workers, and drop the queued items.
+
+    A thread inside the dataset, a transform or a native call cannot be interrupted. It
+    ends when that call returns, and a warning names the call.
+
+    Args:
+        prefetch_thread: the pass.
+        seconds: time to wait for the thread before the warning.
+    """
+    if os.getpid() != prefetch_thread.pid:
+        return  # a forked copy, whose locks may be held forever
+    with prefetch_thread.changed:
+        prefetch_thread.stopping = prefetch_thread.finished = True
+        dropped = list(prefetch_thread.items)
+        prefetch_thread.items.clear()
+        prefetch_thread.changed.notify_all()
+    del dropped  # free memory without holding the lock
+    prefetch_thread.prepared.end()
+    prefetch_thread.workers.wake()
+    source = prefetch_thread.source
+    is_nested = isinstance(getattr(source, "_thread", None), PrefetchThread)
+    if is_nested and source is not prefetch_thread.options.loader:
+        source.close()  # the thread may wait for a batch of it
+    thread = prefetch_thread.thread
+    if thread is threading.current_thread() or thread.ident is None:
+        return
+    thread.join(min(WORKER_SECONDS, seconds))
+    if thread.is_alive():
+        prefetch_thread.workers.terminate()
+        thread.join(seconds - WORKER_SECONDS)
+    if thread.is_alive():
+        warn(
+            f"[PP210] PreDataLoader: the thread must end within {seconds} s, but is "
+            f"still in '{prefetch_thread._activity[0]}'. It ends when that returns.",
+            LoaderWarning,
+        )
+    elif not prefetch_thread.num_wanted:
+        prefetch_thread.draws.undo()
+
+
+def call_loader(loader: Any) -> Any:
+    """Return a loader, or the result of a function."""
+    made = loader if is_iterable(loader) else loader()
+    if not is_iterable(made):
+        raise BatchTypeError(
+            "PreDataLoader: loader must be a function that returns an iterable, but "
+            f"returned {type_name(made)}."
+        )
+    return made
+
+
+def is_iterable(loader: Any) -> bool:
+    """Return True if ``iter(loader)`` works, also by ``__getitem__`` alone."""
+    return isinstance(loader, Iterable) or hasattr(loader, "__getitem__")
+
+
+def _run(prefetch_thread: PrefetchThread) -> None:
+    try:
+        with thread_state.applied(prefetch_thread.state):
+            _produce(prefetch_thread)
+    except BaseException as error:
+        found = _consumer_error(error, prefetch_thread.workers)
+        if getattr(prefetch_thread.source, "_workers", None):
+            clear_frames(found)
+        prefetch_thread.put(QueueItem(error=found))
+        del found  # its traceback refers to this frame
+    finally:
+        prefetch_thread.set_activity("the end of the loader's iterator")
+        try:
+            _release(prefetch_thread)
+        finally:
+            prefetch_thread.source = None
+            prefetch_thread.reading.release()
+            prefetch_thread.prepared.release()
+            prefetch_thread.workers = SourceWorkers(None)
+            prefetch_thread.begun.set()
+            _running.discard(prefetch_thread)
+
+
+def _release(prefetch_thread: PrefetchThread) -> None:
+    """End the iterator, also in the middle of its epoch."""
+    prefetch_thread.workers.unwatch()
+    source = prefetch_thread.source
+    # Otherwise it is the user's iterator, which may be used elsewhere.
+    if source is not prefetch_thread.options.loader:
+        end = getattr(source, "_shutdown_workers", getattr(source, "close", None))
+        # Persistent workers belong to the loader.
+        if callable(end) and not getattr(source, "_persistent_workers", False):
+            end()
+    prefetch_thread.workers.join_feeders()
+
+
+def _consumer_error(error: BaseException, workers: SourceWorkers) -> BaseException:
+    """Return the error for the consumer, which must not take it for the end."""
+    if not isinstance(error, StopIteration):
+        return workers.explain(error)
+    found = RuntimeError(
+        "PreDataLoader: StopIteration must come from next(loader) only, but the "
+        "transform or iter(loader) raised it. Raise another error there."
+    )
+    found.__cause__ = error
+    return found
+
+
+def _produce(prefetch_thread: PrefetchThread) -> None:
+    options = prefetch_thread.options
+    loader, meter = options.loader, options.meter
+    prefetch_thread.set_activity("iter(loader)")
+    death = SourceWorkers(getattr(loader, "_iterator", None)).find_death()
+    if death is not None:  # torch would wait for it
+        raise death
+    made = call_loader(loader)
+    prefetch_thread.prepared = prepared = Prepared(made)
+    source = iter(made)
+    prefetch_thread.set_source(source)
+    prefetch_thread.reading = reading = Reading(loader, made, source)
+    prefetch_thread.start_state = reading.state()
+    prefetch_thread.begun.set()
+    position = reading.mark()
+    tells, copied, num_batches = not isinstance(source, Epoch), 0.0, 0
+    while prefetch_thread.wait_for_room(num_batches, position or num_batches):
+        prefetch_thread.set_activity("next(loader)")
+        start = time.perf_counter()
+        try:
+            with span("pyparallel.fetch"):
+                batch = next(source)
+        except StopIteration as end:
+            if error := early_end(end, made, num_batches):
+                raise error from end
+            prefetch_thread.put(QueueItem(state=reading.state()))
+            return
+        fetched = time.perf_counter()
+        state, position, facts = reading.state(), reading.mark(), prepared.read()
+        prefetch_thread.set_activity("the copy or the transform")
+        if copied > SHORT_SECONDS or options.device_stage.transform is not None:
+            prefetch_thread.tell()
+        get_batch, nbytes = options.device_stage.start(batch)
+        copied = time.perf_counter() - fetched
+        meter.add(load_seconds=fetched - start, copy_seconds=copied, nbytes=nbytes)
+        item = QueueItem(get_batch, None, state, position, facts)
+        prefetch_thread.put(item, tells=tells)
+        num_batches += 1
+        del batch, get_batch, state, item  # only the consumer keeps the batch alive
 
 
 class Owner(Protocol):
@@ -37,7 +409,7 @@ class PrefetchIterator:
         self._thread = prefetch_thread
         prefetch_thread.options.meter.pause()
         self._stop = weakref.finalize(self, _stop_thread, prefetch_thread)
-        self._stop.atexit = False  # `_thread` stops all threads at exit
+        self._stop.atexit = False  # `_stop_all` stops all threads at exit
         try:
             prefetch_thread.start()
         except BaseException:  # of a signal handler: the thread may run
@@ -138,3 +510,14 @@ def _stop_thread(prefetch_thread: PrefetchThread) -> None:
         if not is_torch_report(error):
             raise
         stop(prefetch_thread)
+
+
+_running: weakref.WeakSet[PrefetchThread] = weakref.WeakSet()
+_exiting = threading.Event()
+
+
+@at_exit
+def _stop_all() -> None:
+    _exiting.set()
+    for prefetch_thread in list(_running):
+        stop(prefetch_thread, EXIT_SECONDS)

@@ -37,9 +37,8 @@ from ..loader.draws import Length
 from ..loader.state_dict import StatefulLoader, check_state, knows_epochs
 from ..loader.stats import LoaderStats, Meter
 from ..transfer.static import StaticBatches
-from ._thread import Options, PrefetchThread, is_iterable
 from ._to_device import DeviceStage, LoaderState
-from .iterator import PrefetchIterator
+from .iterator import Options, PrefetchIterator, PrefetchThread, is_iterable
 
 #: Samplers of torch that do not divide samples between ranks. True: an argument of the
 #: loader (``shuffle``) chooses the sampler.

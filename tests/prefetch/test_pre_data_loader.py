@@ -23,7 +23,7 @@ from pyparallel import DataContainer as DC
 from pyparallel import LoaderStats, PreDataLoader
 from pyparallel.loader import _random_state
 from pyparallel.loader._progress import Progress
-from pyparallel.prefetch import _thread
+from pyparallel.prefetch import iterator
 from tests.support.loader.prefetch_loaders import (
     Gate,
     Numbers,
@@ -216,11 +216,11 @@ def test_a_next_epoch_that_cannot_start_is_an_error_of_its_iter() -> None:
     with passes([1, 2], next_epoch=True) as pre:
         it = iter(pre)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(_thread._exiting, "is_set", lambda: True)
+            patch.setattr(iterator._exiting, "is_set", lambda: True)
             assert list(it) == [1, 2]
             with pytest.raises(RuntimeError) as caught:
                 iter(pre)
-        assert str(caught.value) == _thread._TOO_LATE
+        assert str(caught.value) == iterator._TOO_LATE
         assert list(pre) == [1, 2]
 
 

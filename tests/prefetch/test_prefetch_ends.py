@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 
 from pyparallel import PreDataLoader
-from pyparallel.prefetch import _thread
+from pyparallel.prefetch import iterator
 from tests.support.loader.prefetch_loaders import (
     SOON,
     Numbers,
@@ -306,13 +306,13 @@ def test_a_thread_that_cannot_start_is_an_error_and_no_pass(
     def start(thread: threading.Thread) -> None:
         raise RuntimeError(error)
 
-    running = set(_thread._running)
+    running = set(iterator._running)
     monkeypatch.setattr(threading.Thread, "start", start)
     pre = PreDataLoader(loader())
     with pytest.raises(RuntimeError) as caught:
         next(iter(pre))
     assert str(caught.value) == raised
-    assert set(_thread._running) == running
+    assert set(iterator._running) == running
     monkeypatch.undo()
     assert firsts(pre) == [0, 2, 4, 6, 8, 10]
 

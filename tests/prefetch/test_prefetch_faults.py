@@ -25,7 +25,7 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 import pyparallel
 from pyparallel import LoaderWarning, PreDataLoader
 from pyparallel.loader.epoch import Stopped
-from pyparallel.prefetch import _thread, iterator
+from pyparallel.prefetch import iterator
 from tests.support.loader.prefetch_loaders import (
     SOON,
     Gate,
@@ -308,7 +308,7 @@ def test_an_error_of_a_signal_handler_loses_nothing_or_ends_the_iterator() -> No
     class Interrupt(Exception):
         pass
 
-    files = (iterator.__file__, _thread.__file__)
+    files = (iterator.__file__,)
     lines_left = 0
 
     def trace(frame: Any, event: str, arg: Any) -> Any:
@@ -374,7 +374,7 @@ def test_an_error_of_the_loader_precedes_a_warning_of_the_end(
 def test_a_stuck_thread_is_warned_about_and_not_waited_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(iterator, "stop", _thread.stop)
+    monkeypatch.setattr(iterator.stop, "__defaults__", (iterator.STOP_SECONDS,))
     let_go = threading.Event()
 
     def stuck() -> Any:

@@ -1,9 +1,9 @@
-"""End waits for the workers of torch's own iterators after a stop or a death.
+"""End waits for the workers of an iterator after a stop or a death.
 
-In another thread than the main one, torch looks for dead workers every five seconds. It
-waits without limit for a lock or for the rest of a message that a killed worker took
-along. `TorchWorkers` accesses iterators of torch and torchdata by private names. The
-iterators of `pyparallel.DataLoader` do not need it.
+An iterator of `pyparallel.DataLoader` can be woken, and finds deaths itself. In another
+thread than the main one, torch looks for dead workers every five seconds. It waits
+without limit for a lock or for the rest of a message that a killed worker took along.
+So `SourceWorkers` accesses iterators of torch and torchdata by private names.
 """
 
 from __future__ import annotations
@@ -35,27 +35,36 @@ _ITERATOR = ("_workers", "_data_queue", "_try_get_data", "_worker_pids_set")
 _OF_DATASET = {("fetch", "fetch.py"), ("reraise", "_utils.py")}
 
 
-class TorchWorkers:
-    """The workers of an iterator of torch or torchdata. Others have none here."""
+class SourceWorkers:
+    """The workers of an iterator: ours, or one of torch or torchdata. Others have none.
+
+    Args:
+        source: the iterator.
+    """
 
     def __init__(self, source: Any) -> None:
-        has_names = all(hasattr(source, name) for name in _ITERATOR)
-        is_torchs = has_names and not isinstance(source, Epoch)
-        self._source: Any = source if is_torchs else None
+        self._own: Epoch | None = source if isinstance(source, Epoch) else None
+        is_torchs = all(hasattr(source, name) for name in _ITERATOR)
+        self._source: Any = source if is_torchs and self._own is None else None
         self._processes = [] if self._source is None else [*source._workers]
         self._death: RuntimeError | None = None
         self._lock = threading.Lock()
 
-    def watch(self, is_stopped: Callable[[], bool]) -> None:
-        """Let waits of the iterator end within `SLICE` after a stop or a death.
+    def watch(
+        self, is_stopped: Callable[[], bool], on_wait: Callable[[], object]
+    ) -> None:
+        """Let waits of the iterator end after a stop or a death.
 
-        torch also forgets the workers: it would raise a death in the main thread, in
-        the middle of other code.
+        Our iterator is woken. torch's looks within `SLICE`, and forgets the workers: it
+        would raise a death in the main thread, in the middle of other code.
 
         Args:
             is_stopped: returns True if no batch is needed any more. The wait then
                 raises `Stopped`.
+            on_wait: our iterator calls it before it waits, or runs code that may wait.
         """
+        if self._own is not None:
+            self._own.attend(is_stopped, on_wait)
         source: Any = self._source
         if not self._processes:
             return
@@ -80,16 +89,25 @@ class TorchWorkers:
 
         source._try_get_data = try_get_data
 
-    def release(self) -> None:
-        """Undo `watch`. Wait up to `GRACE` for the threads that feed ended workers.
+    def wake(self) -> None:
+        """Let a wait of our iterator look for a stop."""
+        if self._own is not None:
+            self._own.wake()
+
+    def unwatch(self) -> None:
+        """Undo `watch`."""
+        if self._own is not None:
+            self._own.attend()
+        elif self._source is not None:
+            vars(self._source).pop("_try_get_data", None)
+
+    def join_feeders(self) -> None:
+        """Wait up to `GRACE` for the threads that feed ended workers of torch.
 
         A feeder drops the semaphores of its queue last. If the interpreter exits
         meanwhile, Python's resource tracker prints an error.
         """
-        if self._source is None:
-            return
-        vars(self._source).pop("_try_get_data", None)
-        if self._source._shutdown:
+        if self._source is not None and self._source._shutdown:
             deadline = time.monotonic() + GRACE
             for tasks in self._source._index_queues:
                 if tasks._thread is not None:
@@ -100,7 +118,7 @@ class TorchWorkers:
         return min(seconds, SLICE) if self._processes else seconds
 
     def find_death(self, *, reported: bool = False) -> RuntimeError | None:
-        """Return the error for a dead worker, None if all are alive or have finished.
+        """Return the error for a dead worker of torch, None if none has died.
 
         The first death ends all workers.
 
@@ -126,6 +144,9 @@ class TorchWorkers:
 
         Persistent workers belong to the loader. They end if one of them died.
         """
+        if self._own is not None and not self._own._persistent_workers:
+            for worker in self._own._workers:
+                worker.terminate()
         if self._processes and self.find_death() is None:
             if not self._source._persistent_workers:
                 self._abandon()
