@@ -25,6 +25,7 @@ class Pass:
 
     Attributes:
         is_inside: whether the code of the generator runs.
+        has_ended: the generator has yielded all batches of its epoch.
     """
 
     def __init__(self, name: str) -> None:
@@ -33,7 +34,7 @@ class Pass:
         self._num_read = self._num_yielded = 0
         self._read: tuple[int, int] = (0, 0)  # the thread and the batch
         self._is_exact, self._is_in_thread = True, False
-        self._has_ended = False
+        self.has_ended = False
 
     def count_read(self, batch: Any) -> None:
         """Count a batch that our iterator returns to the code of the subclass."""
@@ -52,35 +53,31 @@ class Pass:
         self.is_inside = False
         return is_first
 
-    def end(self) -> None:
-        """Record that the generator has yielded all batches of its epoch."""
-        self._has_ended = True
-
-    def obstacle(self, method: str, *, is_own: bool) -> str | None:
-        """Return the text of the error if the position of the loop is unknown.
+    def check(self, method: str, *, is_own: bool) -> None:
+        """Raise RuntimeError if the position of the loop is unknown.
 
         Args:
             method: the method that needs the position.
             is_own: the iterator of the position was made in this pass.
         """
-        if self.is_inside or self._has_ended:
-            return None
+        if self.is_inside or self.has_ended:
+            return
         where = f"DataLoader.{method} must know the position of the loop, but "
         advice = (
             'Use pyparallel.DataLoader without that class: with worker_method="thread" '
             "or in a PreDataLoader it reads ahead, too."
         )
         if not is_own:
-            return (
+            raise RuntimeError(
                 f"{where}{self._name} reads one iterator in several epochs. {advice} "
                 "With persistent_workers=True workers stay alive between epochs."
             )
         if self._is_exact:
-            return None
+            return
         found = f"has read {self._num_read} and yielded {self._num_yielded} batches"
         if self._is_in_thread:
             found = "reads batches in another thread"
-        return f"{where}{self._name} {found}. {advice}"
+        raise RuntimeError(f"{where}{self._name} {found}. {advice}")
 
 
 def check_bases(cls: type, base: type) -> None:
@@ -147,9 +144,9 @@ def _watch(
         with contextlib.closing(batches):
             for batch in batches:
                 if found.count_yielded(batch) and _loads_in_vain(loader, found):
-                    raise RuntimeError(found.obstacle("load_state_dict", is_own=False))
+                    found.check("load_state_dict", is_own=False)
                 yield batch
                 found.is_inside = True
-        found.end()
+        found.has_ended = True
     finally:
         found.is_inside = False

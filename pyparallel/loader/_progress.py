@@ -47,9 +47,6 @@ from .sample_errors import (
     warn_of_left_out,
 )
 
-#: The indices of an iterable dataset.
-_NOT_DRAWN: tuple[int, int, bool, Any] = (0, 0, False, None)
-
 
 class Progress:
     """One epoch of one iterator of a loader.
@@ -434,13 +431,34 @@ class Progress:
         state = self._fixed_state(loader)
         if state is not None:
             return partial(_checked, state)
-        order, drawn, workers = self.order, _NOT_DRAWN, self._copy_records()
+        workers, order = self._copy_records(), self.order
+        drawn, digest, exhausted, sampler = 0, 0, False, None
         if order is not None:
-            drawn = order.num_drawn, order.digest, order.exhausted, order.state
-        numbers = self.num_delivered, len(self.errors), self.dataset.turn
+            drawn, digest = order.num_drawn, order.digest
+            exhausted, sampler = order.exhausted, order.state
+        epoch = {"drawn": drawn, "digest": digest, "exhausted": exhausted}
+        epoch["turn"] = self.dataset.turn
+        num_delivered, num_errors = self.num_delivered, len(self.errors)
         generators = {name: g.get_state() for name, g in self._generators.items()}
         shared = None if self.program_draws else _random_state.raw_states()
-        return partial(self._state_at, numbers, drawn, workers, shared, generators)
+
+        def state_here() -> dict[str, Any]:
+            random = shared or _random_state.raw_states()
+            state = {
+                **self._initial,
+                "base_seed": self.base_seed,
+                "sampler": sampler,
+                "given": num_delivered,
+                "ranks": self._ranks,
+                "workers": workers,
+                "epoch": {**self._epoch, **epoch},
+                "random": _random_state.encode(random, generators),
+                "epochs": self._epoch["epochs"],
+                "errors": [list(error) for error in self.errors[:num_errors]],
+            }
+            return _checked(state)
+
+        return state_here
 
     def _fixed_state(self, loader: Loader) -> dict[str, Any] | None:
         """Return the state outside of an epoch and before its first batch, or None."""
@@ -462,34 +480,6 @@ class Progress:
                 "and set snapshot_every_n_steps=1 of the loader."
             )
         return workers
-
-    def _state_at(
-        self,
-        numbers: tuple[int, int, int],
-        drawn: tuple[int, int, bool, Any],
-        workers: dict[str, dict[str, Any]],
-        shared: Any,
-        generators: dict[str, torch.Tensor],
-    ) -> dict[str, Any]:
-        """Return the state at a position; see `position`."""
-        num_delivered, num_errors, turn = numbers
-        num_drawn, digest, exhausted, sampler = drawn
-        epoch = {"drawn": num_drawn, "digest": digest, "exhausted": exhausted}
-        state = {
-            **self._initial,
-            "base_seed": self.base_seed,
-            "sampler": sampler,
-            "given": num_delivered,
-            "ranks": self._ranks,
-            "workers": workers,
-            "epoch": {**self._epoch, **epoch, "turn": turn},
-            "random": _random_state.encode(
-                shared or _random_state.raw_states(), generators
-            ),
-            "epochs": self._epoch["epochs"],
-            "errors": [list(error) for error in self.errors[:num_errors]],
-        }
-        return _checked(state)
 
 
 def _checked(state: dict[str, Any]) -> dict[str, Any]:

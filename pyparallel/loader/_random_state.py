@@ -194,18 +194,15 @@ def seed_all(key: bytes) -> None:
     torch.default_generator.manual_seed(int.from_bytes(key[:8], "little"))
     random.seed(int.from_bytes(key[8:16], "little"))
     numpy = _numpy_random()
-    if numpy is not None and _is_mt19937(numpy):
+    # Only this kind of NumPy's global generator can be seeded again.
+    kind = numpy and type(numpy.mtrand._rand._bit_generator).__name__
+    if kind == "MT19937":
         numpy.seed(int.from_bytes(key[16:20], "little"))
 
 
 def own_seed(key: bytes) -> int:
     """Return the seed of a key for generators of the user, below ``2**32``."""
     return int.from_bytes(key[20:24], "little")
-
-
-def _is_mt19937(numpy: Any) -> bool:
-    """Return True if NumPy's global generator can be seeded again."""
-    return bool(type(numpy.mtrand._rand._bit_generator).__name__ == "MT19937")
 
 
 def raw_states() -> tuple[Any, Any, Any]:

@@ -23,16 +23,13 @@ class _DealtSampler:
 
     Args:
         sampler: the sampler of today, for its dataset, seed, epoch and ``drop_last``.
-        num_replicas: the number of ranks.
-        rank: the rank.
+        ranks: the rank and the number of ranks, as in `find_ranks`.
         num_used: the number of samples at the start of the order that ranks have used.
     """
 
-    def __init__(
-        self, sampler: Any, num_replicas: int, rank: int, num_used: int
-    ) -> None:
+    def __init__(self, sampler: Any, ranks: dict[str, Any], num_used: int) -> None:
         self._sampler, self._num_used = sampler, num_used
-        self._num_replicas, self._rank = num_replicas, rank
+        self._num_replicas, self._rank = ranks["num_replicas"], ranks["rank"]
 
     def __iter__(self) -> Iterator[int]:
         single: Any = copy.copy(self._sampler)
@@ -106,7 +103,7 @@ def sampler_of(sampler: Any, ranks: dict[str, Any]) -> Any:
     used = sum(num_ranks * batches for num_ranks, batches in ranks["history"])
     inner = unwrap_batch_sampler(sampler)
     used *= 1 if inner is sampler else sampler.batch_size
-    dealt: Any = _DealtSampler(inner, ranks["num_replicas"], ranks["rank"], used)
+    dealt: Any = _DealtSampler(inner, ranks, used)
     if inner is sampler:
         return dealt
     return BatchSampler(dealt, sampler.batch_size, sampler.drop_last)

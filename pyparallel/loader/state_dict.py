@@ -94,14 +94,16 @@ class StatefulLoader:
         state = self._loaded
         if state is None:
             if progress is not None:
-                self._check_pass(progress)
+                if (found := self._pass) is not None:
+                    is_own = progress.outer is found and not repeats_iterator(self)
+                    found.check("state_dict", is_own=is_own)
                 return progress.position(self._loader)
             state = state_between_epochs(self._loader, None)
         elif state["epoch"] is None:
             # The user may have called set_epoch() since.
             state = {**state, "epochs": find_epochs(ordering_parts(self._loader))}
-        found = state
-        return lambda: found
+        fixed = state
+        return lambda: fixed
 
     @property
     def sample_errors(self) -> list[SampleError]:
@@ -166,13 +168,6 @@ class StatefulLoader:
             return origin
         copy, progress = self._copy or (lambda: None, None)
         return copy() if self._progress is progress else None
-
-    def _check_pass(self, progress: Progress) -> None:
-        found = self._pass
-        if found is not None:
-            is_own = progress.outer is found and not repeats_iterator(self)
-            if (text := found.obstacle("state_dict", is_own=is_own)) is not None:
-                raise RuntimeError(text)
 
     def _must_be_resumable(self, method: str) -> None:
         if self._copy_in_use() is not None:
@@ -271,13 +266,15 @@ class Reading:
         self._loader, self._is_checked = loader, False
         # The source of a subclass may be an iterator around ours.
         own = isinstance(getattr(source, "_progress", None), Progress)
-        self._owner = source if own else made
-        self._is_known = own or isinstance(made, StatefulLoader)
+        self._owner: Any = made if isinstance(made, StatefulLoader) else None
+        if own:
+            self._owner = source
         self.mark()
 
     def mark(self) -> int:
         """Find the iterator that is read. Return its position."""
-        found: Progress | None = self._owner._progress if self._is_known else None
+        owner = self._owner
+        found: Progress | None = None if owner is None else owner._progress
         if found is None:
             return 0
         if found is not self._progress:
@@ -288,7 +285,7 @@ class Reading:
 
     def release(self) -> None:
         """Forget the iterator: this thread reads no more batches."""
-        self._owner, self._is_known = None, False
+        self._owner = None
 
     def receive(self, position: int) -> None:
         """Record that the loop has received the batch that ends at a position."""
