@@ -21,8 +21,7 @@ from torch.utils.data import DataLoader, DistributedSampler, IterableDataset
 import pyparallel
 from pyparallel import DataContainer as DC
 from pyparallel import LoaderStats, PreDataLoader
-from pyparallel.loader import _random_state
-from pyparallel.loader._progress import Progress
+from pyparallel.loader import _progress, _random_state
 from pyparallel.prefetch import iterator
 from tests.support.loader.prefetch_loaders import (
     Gate,
@@ -549,20 +548,18 @@ def test_a_pass_makes_a_state_only_when_it_is_asked_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     made, checked = [], []
-    state_at, must_be_resumable = (
-        Progress._state_at,
-        pyparallel.DataLoader._must_be_resumable,
-    )
+    make = _progress._checked
+    must_be_resumable = pyparallel.DataLoader._must_be_resumable
 
-    def count_made(progress: Progress, *at: Any) -> Any:
-        made.append(progress)
-        return state_at(progress, *at)
+    def count_made(state: dict[str, Any]) -> Any:
+        made.append(state)
+        return make(state)
 
     def count_checked(loader: Any, method: str) -> None:
         checked.append(method)
         must_be_resumable(loader, method)
 
-    monkeypatch.setattr(Progress, "_state_at", count_made)
+    monkeypatch.setattr(_progress, "_checked", count_made)
     monkeypatch.setattr(pyparallel.DataLoader, "_must_be_resumable", count_checked)
     loader = PreDataLoader(pyparallel.DataLoader(torch.arange(20)))
     batches = iter(loader)
