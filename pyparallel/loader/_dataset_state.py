@@ -26,6 +26,7 @@ from ..core.errors import BatchValueError, type_name
 from ..core.stateful import copy_state, is_stateful
 from ..core.torch_private import ExceptionWrapper, in_worker_thread
 from . import _random_state
+from ._loader_state import find_epochs, has_set_epoch, set_epochs, shares_dataset
 from ._sampler_state import END, StatefulIterable
 from .arguments import Loader
 from .errors import worker_text, wrap_exception
@@ -92,7 +93,7 @@ class DatasetTracker:
         record = self.records.pop(worker, None)
         if record is not None and record["state"] is not None:
             with _random_state.preserve_in_parent():
-                self.dataset.load_state_dict(record["state"]["own"])
+                self._load(record["state"]["own"])
         for task in self.replays.get(worker, ()):
             with contextlib.suppress(Exception):  # already raised in the earlier run
                 read_again(task)
@@ -130,9 +131,12 @@ class DatasetTracker:
         return samples
 
     def _restore(self, record: dict[str, Any]) -> Iterator[Any]:
+        if "iterator" not in record["state"]:  # saved before an iter()
+            self._load(record["state"]["own"])
+            return self._new_epoch()
         if not record["ended"]:
             return self._tracked.resume(record["state"])
-        with _random_state.preserve_in_parent():
+        with _random_state.preserve_in_parent(), self._keep_epoch():
             own = record["state"]["own"] is not None
             first = copy_state(self.dataset) if own else None
             self._finish(record["state"])
@@ -141,6 +145,23 @@ class DatasetTracker:
             elif own:
                 self._finish(record["state"])
         return self._new_epoch()
+
+    def _load(self, state: Any) -> None:
+        with self._keep_epoch():
+            self.dataset.load_state_dict(state)
+
+    @contextlib.contextmanager
+    def _keep_epoch(self) -> Iterator[None]:
+        """Keep the number of ``set_epoch``. A state may have that of an earlier epoch.
+
+        The program cannot set that of another process.
+        """
+        is_here = get_worker_info() is None or in_worker_thread()
+        is_set = is_here and has_set_epoch(self.dataset)
+        parts = {"dataset": self.dataset} if is_set else {}
+        epochs = find_epochs(parts)
+        yield
+        set_epochs(parts, epochs)
 
     def _finish(self, state: dict[str, Any]) -> None:
         """Read the rest of an epoch: samples that drop_last dropped, or none."""
@@ -235,8 +256,10 @@ class DatasetStates:
         self._num_workers = loader.num_workers
         self._saves = not loader.replay_dataset
         self._continued = loader._loaded is not None
-        # Persistent workers keep their dataset, so they cannot read an epoch again.
-        self._wants_at_start = loader._states_wanted or loader.persistent_workers
+        # Persistent workers and threads keep their dataset, so they cannot read an
+        # epoch again.
+        keeps_dataset = loader.persistent_workers or shares_dataset(loader)
+        self._wants_at_start = loader._states_wanted or keeps_dataset
         self._context = loader.multiprocessing_context or torch.multiprocessing
         self._wants_states: Any = None
         self._pid = os.getpid()

@@ -11,21 +11,26 @@ from typing import Any
 import torch
 from torch.utils.data import IterableDataset
 
-from ..core.stateful import copy_state
+from ..core.stateful import copy_state, is_stateful
 from ..core.torch_private import ExceptionWrapper
 from . import _random_state
-from ._sampler_state import save_own_state
+from ._sampler_state import save_own_state, save_sampler
 from .arguments import Loader
 
 
 def ordering_parts(loader: Loader) -> dict[str, Any]:
     """Return the parts of a loader that determine its order, by name, without doubles.
 
-    These are its generator, its sampler, and its batch sampler with the sampler inside.
+    These are its generator, its sampler, its batch sampler with the sampler inside, and
+    a dataset with ``set_epoch``. Persistent processes keep a copy of the dataset, so
+    the number of this process is not theirs.
     """
     found = {"generator": loader.generator, "sampler": loader.sampler}
     found["batch_sampler"] = loader.batch_sampler
     found["batch_sampler.sampler"] = getattr(loader.batch_sampler, "sampler", None)
+    keeps_copies = loader.persistent_workers and loader.worker_method != "thread"
+    if has_set_epoch(loader.dataset) and not keeps_copies:
+        found["dataset"] = loader.dataset
     parts: dict[str, Any] = {}
     for name, part in found.items():
         if part is not None and all(part is not other for other in parts.values()):
@@ -33,10 +38,17 @@ def ordering_parts(loader: Loader) -> dict[str, Any]:
     return parts
 
 
+def has_set_epoch(dataset: Any) -> bool:
+    """Return True if the program may set the number of the epoch of a dataset."""
+    return callable(getattr(dataset, "set_epoch", None))
+
+
 def find_generators(parts: dict[str, Any]) -> dict[str, torch.Generator]:
     """Return the generators of a loader and its samplers, by the name of the part."""
     found: dict[str, torch.Generator] = {}
     for name, part in parts.items():
+        if name == "dataset":  # its copies in workers have generators of their own
+            continue
         generator = part if name == "generator" else getattr(part, "generator", None)
         is_known = any(generator is other for other in found.values())
         if isinstance(generator, torch.Generator) and not is_known:
@@ -54,6 +66,8 @@ def set_epochs(parts: dict[str, Any], numbers: dict[str, int]) -> None:
     """Restore the epoch numbers of the parts."""
     for name, number in numbers.items():
         part: Any = parts.get(name)
+        if name == "dataset" and find_epochs({name: part}) == {name: number}:
+            continue  # it would pass its number on to the dataset inside of it
         if hasattr(part, "set_epoch"):
             part.set_epoch(number)
         elif part is not None:
@@ -104,16 +118,24 @@ def state_between_epochs(
     has_ended = last is not None and last.finished
     keeps_workers = loader.persistent_workers and last is not None
     in_process = loader.num_workers == 0
+    is_shared = shares_dataset(loader)
     workers: dict[str, Any] = {}
     sampler = None
     if last is not None and (
-        keeps_workers or (in_process and has_ended and asks_dataset)
+        keeps_workers or is_shared or (in_process and has_ended and asks_dataset)
     ):
         records = last.dataset.copy_records(last.num_delivered)
         workers = {k: {**record, "ended": True} for k, record in records.items()}
-    elif in_process and asks_dataset and _is_map_style(loader.dataset):
-        if (own := copy_state(loader.dataset)) is not None:
-            record = {"given": 0, "ended": False, "state": {"own": own}, "random": None}
+    elif is_shared or (in_process and asks_dataset):
+        # The loader that loads the state may have read its dataset.
+        state = save_sampler(lambda: _first_state(loader))
+        if isinstance(state, ExceptionWrapper):
+            if not _is_map_style(loader.dataset):
+                state = None  # an iterable may have no state before its iter()
+            elif asks_dataset:
+                state.reraise()
+        if state is not None:
+            record = {"given": 0, "ended": False, "state": state, "random": None}
             workers = {"0": record}
     if last is not None and has_ended and last.order is not None:
         sampler = last.order.state
@@ -135,6 +157,12 @@ def state_between_epochs(
         "workers": workers,
         "epoch": None,
     }
+
+
+def _first_state(loader: Loader) -> dict[str, Any] | None:
+    """Return the state of a dataset that has no iterator, None without state."""
+    own = None if loader.replay_dataset else copy_state(loader.dataset)
+    return None if own is None else {"own": own}
 
 
 def _next_samples(last: Any) -> dict[str, int] | None:
@@ -159,6 +187,15 @@ def sample_numbers(
         return None
     generator = loader.generator or torch.default_generator
     return known or {"seed": generator.initial_seed(), "epoch": 0}
+
+
+def shares_dataset(loader: Loader) -> bool:
+    """Return True if the one thread of the workers changes the dataset's state here.
+
+    The next epoch continues with it. Several threads have no position to save.
+    """
+    is_thread = loader.worker_method == "thread" and loader.num_workers == 1
+    return is_thread and is_stateful(loader.dataset) and not loader.replay_dataset
 
 
 def _is_map_style(dataset: Any) -> bool:

@@ -146,6 +146,7 @@ class Progress:
             self._epoch = {name: state["epoch"][name] for name in self._epoch}
             self.num_delivered = self._num_before = state["given"]
             self.dataset.turn = state["epoch"]["turn"]
+            set_epochs(self._parts, self._epoch["epochs"])
             if not self._iterable:
                 self._continue_order(state, generator)
                 return
@@ -187,7 +188,6 @@ class Progress:
             RuntimeError: the sampler does not yield the same indices again.
         """
         own = _random_state.capture(self._generators)
-        set_epochs(self._parts, self._epoch["epochs"])
         _random_state.restore(self._epoch["start"], self._generators)
         is_moved = self._replay(state, generator)
         if is_moved is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import multiprocessing
 import pickle
 import re
@@ -74,6 +75,8 @@ def test_any_order_is_continued_exactly_with_workers(data: st.DataObject) -> Non
 
 
 TWO = WITH_WORKERS[1]
+ONE_THREAD = {"num_workers": 1, "worker_method": "thread"}
+STATEFUL_STREAMS = [resumed.UnevenStateful, resumed.UnevenCursors, resumed.UnevenSelf]
 THREADS = {"num_workers": 2, "worker_method": "thread"}
 
 
@@ -121,12 +124,30 @@ def test_a_state_that_waits_is_the_state() -> None:
     assert resumed.opened(loader)["epoch"] is None
 
 
-@pytest.mark.parametrize("options", [{}, *WITH_WORKERS[1:]], ids=str)
+@pytest.mark.parametrize("options", [{}, *WITH_WORKERS[1:], ONE_THREAD], ids=str)
 def test_a_stateful_map_style_dataset_keeps_its_state(options: dict[str, Any]) -> None:
     case = Case("sequential", 9, 2, resumed.Remembering(9), options, epochs=2)
     batches, stops = uninterrupted(case)
-    for stop in (stops[3], stops[7], stops[-3]):
+    for stop in (stops[3], *stops[7:9], stops[-3]):
         check_continued(case, batches, stop)
+
+
+@pytest.mark.parametrize("begins", [False, True])
+@pytest.mark.parametrize("options", [{}, *WITH_WORKERS[:1], ONE_THREAD], ids=str)
+@pytest.mark.parametrize("kind", ["map-style", *STATEFUL_STREAMS])
+def test_the_first_state_is_loaded_into_a_loader_that_was_read(
+    kind: Any, options: dict[str, Any], begins: bool
+) -> None:
+    dataset = resumed.Remembering(7) if kind == "map-style" else kind((7,))
+    expected = [b.tolist() for b in DataLoader(copy.deepcopy(dataset), 2, **options)]
+    loader = DataLoader(dataset, 2, **options)
+    state = None if begins else loader.state_dict()
+    batches = iter(loader)
+    state = state or loader.state_dict()
+    next(batches), next(batches)
+    del batches  # its thread would read the dataset, too
+    loader.load_state_dict(state)
+    assert [batch.tolist() for batch in loader] == expected
 
 
 class Broken(resumed.Numbers):
@@ -304,6 +325,11 @@ def test_every_stop_of_a_stream_without_workers(
     assert_continued(streams(kind, (length,), **options), slice(None))
 
 
+@pytest.mark.parametrize("kind", STREAMS[1:-1])  # the others draw beside the program
+def test_every_stop_of_a_stream_that_one_thread_reads(kind: type) -> None:
+    assert_continued(streams(kind, (7,), **ONE_THREAD), slice(None))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "lengths"),
@@ -334,7 +360,7 @@ def test_streams_of_persistent_workers(kind: type) -> None:
 
 
 @pytest.mark.parametrize(
-    "options", [{}, {"num_workers": 1, "persistent_workers": True}], ids=str
+    "options", [{}, {"num_workers": 1, "persistent_workers": True}, ONE_THREAD], ids=str
 )
 def test_a_stream_that_stays_at_its_end_begins_the_next_epoch(
     options: dict[str, Any],

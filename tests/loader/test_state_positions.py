@@ -1,8 +1,8 @@
 """A state of each position is continued, also that of a run that was continued before.
 
-A table: position x first, second and third start x kind of sampler x workers x
-`PreDataLoader` x call of ``set_epoch`` before, after or not at each start. Each cell is
-compared with the same run without a stop.
+A table: position x first, second and third start x kind of sampler or dataset x
+workers x `PreDataLoader` x call of ``set_epoch`` before, after or not at each start.
+Each cell is compared with the same run without a stop.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from torch.utils.data import BatchSampler, DistributedSampler
+from torch.utils.data import BatchSampler, DistributedSampler, IterableDataset
 
-from pyparallel import DataLoader, PreDataLoader, SizeBatchSampler
+from pyparallel import DataLoader, PreDataLoader, SizeBatcher, SizeBatchSampler
 from tests.support.loader.loader_sets import wait_for
 from tests.support.loader.resumed import Eager, Numbers, seed
 
@@ -88,6 +88,64 @@ class SavedEpochs(Epochs):
         vars(self).update(state)
 
 
+class EpochNumbers(Numbers):
+    """A dataset whose samples depend on the number of ``set_epoch``."""
+
+    epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return super().__getitem__(index) + 100 * self.epoch
+
+
+class CountedNumbers(EpochNumbers):
+    """The same, and its samples depend on the number of reads. Its state has both."""
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return super().__getitem__(index) + 1000 * self.reads
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"reads": self.reads, "epoch": self.epoch}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+
+
+class EpochStream(IterableDataset[int]):
+    """A stream whose order depends on the number of ``set_epoch``."""
+
+    epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __iter__(self) -> Iterator[int]:
+        order = list(range(2 * LENGTH))
+        random.Random(self.epoch).shuffle(order)
+        return iter(order)
+
+
+class CountedStream(EpochStream):
+    """The same as a generator, with a state that counts its epochs, too."""
+
+    next = passes = 0
+
+    def __iter__(self) -> Iterator[int]:
+        order = list(super().__iter__())
+        while self.next < 2 * LENGTH:
+            self.next += 1
+            yield 100 * self.passes + order[self.next - 1]
+        self.next, self.passes = 0, self.passes + 1
+
+    def state_dict(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in ("epoch", "next", "passes")}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+
+
 class Cursor(Iterator[int]):
     def __init__(self, order: list[int]) -> None:
         self.order, self.at = order, 0
@@ -133,6 +191,18 @@ KINDS: dict[str, Callable[[], dict[str, Any]]] = {
         "batch_sampler": SizeBatchSampler([3, 1, 4, 1, 5, 9, 2, 6], 4, window=1)
     },
 }
+#: The same for datasets with a number. The program sets it in each epoch.
+DATASETS: dict[str, Callable[[], dict[str, Any]]] = {
+    "numbers": lambda: {"dataset": EpochNumbers(LENGTH), "batch_size": 2},
+    "counted numbers": lambda: {"dataset": CountedNumbers(LENGTH), "batch_size": 2},
+    "stream": lambda: {"dataset": EpochStream(), "batch_size": 3},
+    "counted stream": lambda: {"dataset": CountedStream(), "batch_size": 3},
+    "batcher": lambda: {
+        "dataset": SizeBatcher(EpochStream(), int.bit_count, 2, window=2),
+        "batch_size": None,
+        "collate_fn": torch.tensor,
+    },
+}
 #: Calls of set_epoch: never; else once in each epoch. In the epoch of a start: before
 #: the sampler is given to its loader, before load_state_dict, after it, both, or not,
 #: because the state has the number.
@@ -167,19 +237,21 @@ class Run:
     def set_epoch(self, args: dict[str, Any], epoch: int) -> None:
         sampler = args.get("batch_sampler", args.get("sampler"))
         sampler = getattr(sampler, "sampler", sampler)  # as Lightning and others do
-        if hasattr(sampler, "set_epoch") and self.mode != "never":
-            sampler.set_epoch(epoch)
+        part = args.get("dataset") if sampler is None else sampler
+        if hasattr(part, "set_epoch") and self.mode != "never":
+            part.set_epoch(epoch)
 
     def go(self, point: Point | None, state: Any) -> Run:
         """Run from a state to the end of the last epoch."""
         seed(1 if point is None else 2)
-        args = KINDS[self.kind]()
+        args = (KINDS | DATASETS)[self.kind]()
         start = point or Point(0, 0, "made")
         first = start.epoch + (start.moment == "end")
         calls = self.mode if not (self.mode == "not" and start.is_between()) else "both"
         if point is not None and calls == "first":
             self.set_epoch(args, first)
-        loader: Any = DataLoader(Numbers(2 * LENGTH), **args, **self.options)
+        args.setdefault("dataset", Numbers(2 * LENGTH))
+        loader: Any = DataLoader(**args, **self.options)
         if self.prefetches:
             loader = PreDataLoader(loader)
         if point is None:
@@ -255,6 +327,20 @@ def check(
 @pytest.mark.parametrize("kind", KINDS)
 def test_three_starts_at_some_positions(kind: str, mode: str, prefetches: bool) -> None:
     check(kind, mode, (4, 2, 2), prefetches)
+
+
+WORKERS: list[dict[str, Any]] = [
+    {},
+    {"num_workers": 1, "worker_method": "thread"},
+    {"num_workers": 1},
+]
+
+
+@pytest.mark.parametrize("mode", MODES[1:])
+@pytest.mark.parametrize("kind", DATASETS)
+def test_three_starts_of_a_dataset_with_a_number(kind: str, mode: str) -> None:
+    number = [*DATASETS].index(kind) + MODES.index(mode)
+    check(kind, mode, (4, 2, 2), number % 2 == 0, **WORKERS[number % len(WORKERS)])
 
 
 @pytest.mark.slow
