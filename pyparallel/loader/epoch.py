@@ -31,7 +31,13 @@ from ._batch_receiver import BatchReceiver
 from ._progress import Progress
 from ._random_state import SampleTask
 from .arguments import Loader
-from .errors import dead_worker_error, late_text, raise_error, raise_thread_error
+from .errors import (
+    dead_worker_error,
+    early_end,
+    late_text,
+    raise_error,
+    raise_thread_error,
+)
 from .fetchers import Source
 from .messages import BatchProgram, unpack_answer
 from .preflight import check_workers, start_method_of
@@ -389,11 +395,15 @@ class Epoch(LoaderIter):
             self._stale[number] -= is_stale
             try:  # also if the answer is dropped: this frees its slab
                 answer = unpack_answer(*packed) if self._pool.packs else packed
-            except Exception:  # of the user's class
-                if is_stale:
+            except BaseException as error:  # of the user's class, or of a signal
+                if is_stale and isinstance(error, Exception):
                     continue
-                self._forget_task(number)
-                self._pass_task()
+                if not is_stale:
+                    self._forget_task(number)
+                    self._pass_task()
+                if isinstance(error, StopIteration):
+                    what, where = "the unpickling of a batch", f"of worker {number}"
+                    raise early_end(what, error, where) from error
                 raise
             if not is_stale:
                 return number, answer

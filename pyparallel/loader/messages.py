@@ -76,8 +76,10 @@ class BatchProgram:
             del value
             try:
                 return self._pack_batch(held, failures, report, slab)
-            except Exception as error:  # it does not pickle, or has no memory
-                return self._pack_error(error)
+            except (KeyboardInterrupt, SystemExit):
+                raise
+            except BaseException as error:  # it does not pickle, or has no memory
+                return self._pack_error(error, self._reader.locate(error))
         slab.release()
         if kind in (ERROR, NOT_STARTED):
             return self._pack_error(value, location, kind)

@@ -180,7 +180,7 @@ class Reader:
             raise
         except BaseException as error:
             self._take_failures()  # of a batch that is not delivered
-            location = self._locate(error) if epoch == self._epoch else ""
+            location = self.locate(error) if epoch == self._epoch else ""
             if self._source.num_workers:
                 return Answer(ERROR, error, location=location)
             add_note(error, f"DataLoader{rank_text()}: {location}.")
@@ -231,7 +231,8 @@ class Reader:
             )
         return error
 
-    def _locate(self, error: BaseException) -> str:
+    def locate(self, error: BaseException) -> str:
+        """Return the samples of an error of the last batch, as a text."""
         try:
             return self._fetcher.locate(error)
         except Exception:  # an index, or the message of the error, may raise anything

@@ -336,9 +336,11 @@ class _Leaves:
 
     def add_array(self, buffer: pickle.PickleBuffer) -> bool:
         """Add the bytes of a large array; return True to pickle them instead."""
-        raw = buffer.raw()
+        raw, numpy = buffer.raw(), sys.modules.get("numpy")
         if not self.can_pack or raw.readonly or raw.nbytes < _SMALL_ARRAY:
             return True
+        if numpy is None or not isinstance(raw.obj, numpy.ndarray):
+            return True  # its class may need the bytearray that a pickle contains
         self.buffers.append(self._add(torch.frombuffer(raw, dtype=torch.uint8)))
         return False
 

@@ -468,17 +468,35 @@ def test_no_code_but_the_sampler_ends_an_epoch(
     assert got == ([] if place == "worker_init_fn" else [[0, 1]])
 
 
-class Ends:
-    """A batch whose pickling raises StopIteration."""
+def raise_of(cls: type[BaseException]) -> None:
+    raise cls("bad")
+
+
+class Refusing:
+    """A batch that raises an error when it is pickled, or when it is unpickled."""
+
+    def __init__(self, error: type[BaseException], place: str) -> None:
+        self.error, self.place = error, place
 
     def __reduce__(self) -> Any:
-        raise StopIteration
+        if self.place == "pickling":
+            raise_of(self.error)
+        return raise_of, (self.error,)
 
 
 @pytest.mark.parametrize("persistent", [False, True])
-def test_a_batch_that_cannot_be_pickled_ends_no_epoch(persistent: bool) -> None:
+@pytest.mark.parametrize(
+    "error", [StopIteration, ValueError, asyncio.CancelledError, KeyboardInterrupt]
+)
+@pytest.mark.parametrize("place", ["pickling", "unpickling"])
+def test_a_batch_that_refuses_pickle_is_an_error_at_its_turn(
+    place: str, error: type[BaseException], persistent: bool
+) -> None:
+    if place == "pickling" and error is KeyboardInterrupt:
+        return  # it ends the worker, as in a sample
+
     def collate(samples: Any) -> Any:
-        return Ends() if 3 in samples else samples
+        return Refusing(error, place) if 3 in samples else samples
 
     loader = DataLoader(
         range(8),
@@ -487,13 +505,20 @@ def test_a_batch_that_cannot_be_pickled_ends_no_epoch(persistent: bool) -> None:
         num_workers=2,
         persistent_workers=persistent,
     )
+    ended = f"epoch, but the {place} of a batch raised StopIteration "
     for _ in range(2):
         batches = iter(loader)
         assert next(batches) == [0, 1]
-        text = "epoch, but the pickling of a batch raised StopIteration in DataLoader"
-        with pytest.raises(RuntimeError, match=text):
+        with pytest.raises((RuntimeError, error)) as caught:
             next(batches)
-        assert list(batches) == [[4, 5], [6, 7]]
+        text = str(caught.value)
+        assert (ended in text) if error is StopIteration else ("bad" in text)
+        assert isinstance(caught.value, error) != (error is StopIteration)
+        if place == "pickling":
+            noted = [text, *getattr(caught.value, "__notes__", [])]
+            assert any("in the batch of indices [2, 3]" in each for each in noted)
+        if place == "unpickling" or issubclass(error, Exception):
+            assert list(batches) == [[4, 5], [6, 7]]
 
 
 class Reopened(IterableDataset[int]):

@@ -106,6 +106,24 @@ def test_where_there_are_no_slabs_all_is_sent_as_torch_does(
     assert same(received.batch, batch)
 
 
+class Blob:
+    """An object whose pickle has a buffer, which is no array of numpy."""
+
+    def __init__(self, data: bytearray) -> None:
+        self.data = data
+
+    def __reduce__(self) -> Any:
+        return Blob, (pickle.PickleBuffer(self.data),)
+
+
+@pytest.mark.parametrize("nbytes", [1 << 8, 1 << 13])
+def test_a_buffer_that_is_no_array_keeps_its_class(nbytes: int) -> None:
+    made = [Blob(bytearray(range(256)) * (nbytes // 256)), torch.ones(1 << 13)]
+    _, received = through(Ring(1, 1 << 20), lambda: made)
+    found = received.batch[0].data
+    assert type(found) is bytearray and found == made[0].data
+
+
 def test_a_batch_that_cannot_be_pickled_raises_the_error_of_pickle() -> None:
     ring = Ring(1, 1 << 12)
     with pytest.raises((AttributeError, pickle.PicklingError)):
