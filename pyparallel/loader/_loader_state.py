@@ -28,7 +28,8 @@ def ordering_parts(loader: Loader) -> dict[str, Any]:
     found = {"generator": loader.generator, "sampler": loader.sampler}
     found["batch_sampler"] = loader.batch_sampler
     found["batch_sampler.sampler"] = getattr(loader.batch_sampler, "sampler", None)
-    keeps_copies = loader.persistent_workers and loader.worker_method != "thread"
+    is_thread = getattr(loader, "worker_method", "") == "thread"  # torch's has none
+    keeps_copies = loader.persistent_workers and not is_thread
     if has_set_epoch(loader.dataset) and not keeps_copies:
         found["dataset"] = loader.dataset
     parts: dict[str, Any] = {}
