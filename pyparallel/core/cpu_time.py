@@ -68,6 +68,12 @@ class CoreWait:
         except (OSError, IndexError, ValueError):
             return 0.0
 
+    def close(self) -> None:
+        """Close the file of the counter. Later waits are 0."""
+        file, self._file = self._file, -1
+        if file >= 0:
+            os.close(file)
+
     def __del__(self, close: Callable[[int], None] = os.close) -> None:
         if self._file >= 0:
             close(self._file)  # a default argument: `os` may be cleared at exit
@@ -99,6 +105,10 @@ class GilWait:
         self._num_switches = self._before = 0
         self._blocked = 0.0
         self._delay: float | None = None
+
+    def close(self) -> None:
+        """See `CoreWait.close`."""
+        self._core_wait.close()
 
     def begin(self) -> None:
         """Begin a period."""

@@ -100,6 +100,12 @@ class Times:
         self._read_at, self._cpu = -math.inf, 0.0
         self._shares = 0.0, 0.0, 0.0
 
+    def close(self) -> None:
+        """Close the counters of the thread."""
+        for counter in (self._core_wait, self._gil_wait):
+            if counter is not None:
+                counter.close()
+
     def begin(self) -> None:
         """Begin a batch."""
         if self._gil_wait is not None:

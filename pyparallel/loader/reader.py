@@ -147,6 +147,10 @@ class Reader:
         if (fetcher := vars(self).get("_fetcher")) is not None:
             fetcher.stop()
 
+    def close(self) -> None:
+        """Close the counters of the thread, which runs no more tasks."""
+        self._times.close()
+
     def _begin_epoch(self) -> None:
         make = IterableFetcher if self._source.is_iterable else MapFetcher
         try:

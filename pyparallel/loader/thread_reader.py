@@ -81,6 +81,8 @@ class ThreadReader:
         about = worker, source.num_workers, self._base_seed + worker, source.dataset
         self._exit.enter_context(worker_thread(*about, collate_tensors))
         self._reader.start(worker)
+        # Here and not in `__del__`, which would print the `SystemExit` of the exit.
+        self._exit.callback(self._reader.close)
 
     def stop(self) -> None:
         """See `ThreadProgram.stop`."""

@@ -294,6 +294,22 @@ def test_a_sample_draws_the_same_in_every_worker(options: dict[str, Any]) -> Non
                 assert found == batches[stop.given :]
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
+def test_a_thread_closes_its_counters_before_its_last_code() -> None:
+    def opened() -> int:
+        links = [f"/proc/self/fd/{fd}" for fd in os.listdir("/proc/self/fd")]
+        return sum("schedstat" in os.readlink(x) for x in links if os.path.islink(x))
+
+    before = opened()
+    batches = iter(DataLoader(range(8), 2, **THREADS))
+    next(batches)
+    assert opened() > before
+    pool = batches._pool  # it has the programs of the threads
+    batches._shutdown_workers()
+    assert opened() == before
+    assert pool._workers
+
+
 def test_the_global_states_are_left_alone_by_threads() -> None:
     dataset = Drawing(9)
     loader = DataLoader(dataset, 3, sample_seeds=True, **THREADS)
