@@ -15,14 +15,14 @@ import contextlib
 import copy
 import os
 import pickle
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
-from ..core.errors import BatchValueError, type_name
+from ..core.errors import BatchValueError, restoring, type_name
 from ..core.stateful import copy_state, is_stateful
 from ..core.torch_private import ExceptionWrapper, in_worker_thread
 from . import _random_state
@@ -150,8 +150,8 @@ class DatasetTracker:
         with self._keep_epoch():
             self.dataset.load_state_dict(state)
 
-    @contextlib.contextmanager
-    def _keep_epoch(self) -> Iterator[None]:
+    @restoring
+    def _keep_epoch(self) -> Generator[None, None, None]:
         """Keep the number of ``set_epoch``. A state may have that of an earlier epoch.
 
         The program cannot set that of another process.

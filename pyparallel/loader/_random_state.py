@@ -13,20 +13,19 @@ well, for random numbers of ``collate_fn``.
 from __future__ import annotations
 
 import base64
-import contextlib
 import marshal
 import operator
 import random
 import struct
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator
 from hashlib import blake2b
 from typing import Any, NamedTuple
 
 import torch
 from torch.utils.data import IterableDataset, MapDataPipe, get_worker_info
 
-from ..core.errors import BatchTypeError, type_name
+from ..core.errors import BatchTypeError, restoring, type_name
 
 #: The words of a Mersenne Twister: ``random`` appends its position to them.
 _PYTHON, _NUMPY = struct.Struct("<625I"), struct.Struct("<624I")
@@ -117,8 +116,8 @@ def _decode_tensor(text: str) -> torch.Tensor:
     return torch.frombuffer(bytearray(base64.b64decode(text)), dtype=torch.uint8)
 
 
-@contextlib.contextmanager
-def preserve_in_parent() -> Iterator[None]:
+@restoring
+def preserve_in_parent() -> Generator[None, None, None]:
     """Restore the random states at the end of the block, except in a worker.
 
     A dataset may restore random states from its own state. In a worker these states are

@@ -258,6 +258,34 @@ def test_an_error_of_any_class_arrives(
     assert next(batches).tolist() == [[2, 2]]
 
 
+class Unloadable(Dataset[int]):
+    """A dataset whose state cannot be loaded."""
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, i: int) -> int:
+        return i
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"at": 0}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        raise Frozen("a")
+
+
+@pytest.mark.parametrize("options", [{"num_workers": 0}, {}, THREADS], ids=repr)
+def test_a_frozen_error_of_a_state_arrives(options: dict[str, Any]) -> None:
+    options = {"num_workers": 1, "snapshot_every_n_steps": 1, **options}
+    batches = iter(loader := DataLoader(Unloadable(), 1, **options))
+    assert [int(next(batches)) for _ in range(2)] == [0, 1]
+    state = loader.state_dict()
+    resumed: Any = DataLoader(Unloadable(), 1, **options)
+    resumed.load_state_dict(state)
+    with pytest.raises(Frozen):
+        list(resumed)
+
+
 def test_frames_of_an_exception_of_the_caller_stay() -> None:
     def use() -> None:
         kept = 7
