@@ -14,7 +14,7 @@ from torch.utils.data import IterableDataset
 from ..core.stateful import copy_state, is_stateful
 from ..core.torch_private import ExceptionWrapper
 from . import _random_state
-from ._sampler_state import save_own_state, save_sampler
+from ._sampler_state import has_other_replicas, save_own_state, save_sampler
 from .arguments import Loader
 
 
@@ -121,7 +121,6 @@ def state_between_epochs(
     in_process = loader.num_workers == 0
     is_shared = shares_dataset(loader)
     workers: dict[str, Any] = {}
-    sampler = None
     if last is not None and (
         keeps_workers or is_shared or (in_process and has_ended and asks_dataset)
     ):
@@ -138,10 +137,7 @@ def state_between_epochs(
         if state is not None:
             record = {"given": 0, "ended": False, "state": state, "random": None}
             workers = {"0": record}
-    if last is not None and has_ended and last.order is not None:
-        sampler = last.order.state
-    if sampler is None:  # also after an epoch without batches
-        sampler = save_own_state(loader._index_sampler)
+    sampler, given = _sampler_between_epochs(loader, last if has_ended else None)
     if asks_dataset and isinstance(sampler, ExceptionWrapper):
         sampler.reraise()
     iterators = loader._iterators or (2 if loader.num_workers else 1)
@@ -154,10 +150,27 @@ def state_between_epochs(
         "errors": [],
         "base_seed": last.base_seed if keeps_workers else None,
         "sampler": sampler,
-        "given": last.num_delivered if last is not None and has_ended else 0,
+        "given": given,
         "workers": workers,
         "epoch": None,
     }
+
+
+def _sampler_between_epochs(loader: Loader, ended: Any) -> tuple[Any, int]:
+    """Return the state of the sampler, and the number of batches before it.
+
+    Args:
+        loader: the ``DataLoader``.
+        ended: the `Progress` of the epoch that has ended, or None.
+    """
+    state, given = None, 0
+    if ended is not None:
+        state, given = ended.order and ended.order.state, ended.num_delivered
+    if has_other_replicas(loader._index_sampler, state):
+        state, given = None, 0  # these ranks had no batch left after a loaded state
+    if state is None:  # also after an epoch without batches
+        state = save_own_state(loader._index_sampler)
+    return state, given
 
 
 def _first_state(loader: Loader) -> dict[str, Any] | None:

@@ -436,6 +436,9 @@ class Progress:
         if order is not None:
             drawn, digest = order.num_drawn, order.digest
             exhausted, sampler = order.exhausted, order.state
+            if has_other_replicas(self._sampler, sampler):
+                # The loaded state: no batch of these ranks has been delivered since.
+                drawn, exhausted = self.num_delivered, False
         epoch = {"drawn": drawn, "digest": digest, "exhausted": exhausted}
         epoch["turn"] = self.dataset.turn
         num_delivered, num_errors = self.num_delivered, len(self.errors)

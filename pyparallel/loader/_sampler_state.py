@@ -58,15 +58,16 @@ def unwrap_batch_sampler(sampler: Any) -> Any:
     return sampler.sampler if type(sampler) is BatchSampler else sampler
 
 
-def has_other_replicas(sampler: Any, state: dict[str, Any] | None) -> bool:
+def has_other_replicas(sampler: Any, state: Any) -> bool:
     """Return True if the state of a sampler was saved with another number of ranks.
 
     Args:
         sampler: the sampler of a loader. It has an attribute ``num_replicas``, as in
             torch, if it divides samples between ranks.
-        state: the state of a `StatefulIterable`. Its sampler may have saved the number.
+        state: the state of a `StatefulIterable`, whose sampler may have saved the
+            number. Or the error of its ``state_dict``.
     """
-    own = None if state is None else state["own"]
+    own = state["own"] if isinstance(state, dict) else None
     if not isinstance(own, dict) or "num_replicas" not in own:
         return False
     num_replicas = getattr(unwrap_batch_sampler(sampler), "num_replicas", None)

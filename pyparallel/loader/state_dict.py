@@ -27,6 +27,7 @@ from ._loader_state import (
 )
 from ._passes import Pass, repeats_iterator
 from ._progress import Progress
+from ._sampler_state import unwrap_batch_sampler
 from ._state_format import decode, encode
 from .arguments import Loader
 from .sample_errors import SampleError
@@ -326,6 +327,14 @@ class Reading:
 
 def _fail(error: Exception) -> None:
     raise error
+
+
+def shares_state(loader: Any) -> bool:
+    """Return True if all passes over a loader share a state of its data or sampler."""
+    if not isinstance(loader, StatefulLoader):
+        return False
+    parts = loader._loader.dataset, unwrap_batch_sampler(loader._loader._index_sampler)
+    return any(map(is_stateful, parts))
 
 
 def knows_epochs(loader: Any) -> bool:

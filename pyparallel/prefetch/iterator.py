@@ -29,7 +29,7 @@ from ..core.tracing import span
 from ..loader.draws import Draws, Length
 from ..loader.epoch import Epoch
 from ..loader.errors import is_torch_report
-from ..loader.state_dict import Reading
+from ..loader.state_dict import Reading, shares_state
 from ..loader.stats import Meter
 from ..loader.tracebacks import clear_frames, hide_frames
 from ._accelerate import Prepared
@@ -42,6 +42,8 @@ STOP_SECONDS = 1.0
 EXIT_SECONDS = 5.0
 #: Seconds after which `stop` ends workers that are still making a batch.
 WORKER_SECONDS = 0.5
+#: Seconds that a thread waits for its turn.
+TURN_SECONDS = 0.2
 #: Seconds of a copy for which the consumer of the batch before it may wait.
 SHORT_SECONDS = 2e-4
 _TOO_LATE = (
@@ -68,6 +70,31 @@ class Options:
     meter: Meter
 
 
+class Turns:
+    """The turns of the passes over one loader: one at a time reads.
+
+    Note: [turns]. Two passes over one loader share its sampler, and a sampler has one
+    state. So a thread draws from it and saves its state in one turn. The thread of a
+    pass that is left may still draw when the next pass begins.
+
+    A turn does not wait longer than `TURN_SECONDS` for another one, which may be inside
+    the dataset: only its draw must be over.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._owner: int | None = None
+
+    def __enter__(self) -> None:
+        if self._lock.acquire(timeout=TURN_SECONDS):
+            self._owner = threading.get_ident()
+
+    def __exit__(self, *error: object) -> None:
+        if self._owner == threading.get_ident():
+            self._owner = None
+            self._lock.release()
+
+
 class PrefetchThread:
     """One pass over a loader, which its thread and its consumers share.
 
@@ -89,6 +116,7 @@ class PrefetchThread:
         self.num_taken: int = 0
         self.num_wanted: int = int(is_ahead)  # with the batch that a consumer waits for
         self.draws: Draws = Draws(options.inner, options.length)
+        self.turns: Turns = _turns_of(options.loader)
         self.finished: bool = False  # for consumers: no more items
         self.stopping: bool = False  # for the thread: no more batches are wanted
         self.source: Any = None
@@ -282,6 +310,15 @@ def stop(prefetch_thread: PrefetchThread, seconds: float = STOP_SECONDS) -> None
         prefetch_thread.draws.undo()
 
 
+def _turns_of(loader: Any) -> Turns:
+    """Return the turns of the passes over a loader, whose state may be one."""
+    if shares_state(loader):
+        for other in list(_running):
+            if other.options.loader is loader and other.pid == os.getpid():
+                return other.turns
+    return Turns()
+
+
 def call_loader(loader: Any) -> Any:
     """Return a loader, or the result of a function."""
     made = loader if is_iterable(loader) else loader()
@@ -355,26 +392,28 @@ def _produce(prefetch_thread: PrefetchThread) -> None:
         raise death
     made = call_loader(loader)
     prefetch_thread.prepared = prepared = Prepared(made)
-    source = iter(made)
-    prefetch_thread.set_source(source)
-    prefetch_thread.reading = reading = Reading(loader, made, source)
-    prefetch_thread.start_state = reading.state()
+    with prefetch_thread.turns:
+        source = iter(made)
+        prefetch_thread.set_source(source)
+        prefetch_thread.reading = reading = Reading(loader, made, source)
+        prefetch_thread.start_state = reading.state()
     prefetch_thread.begun.set()
     position = reading.mark()
     tells, copied, num_batches = not isinstance(source, Epoch), 0.0, 0
     while prefetch_thread.wait_for_room(num_batches, position or num_batches):
         prefetch_thread.set_activity("next(loader)")
         start = time.perf_counter()
-        try:
-            with span("pyparallel.fetch"):
-                batch = next(source)
-        except StopIteration as end:
-            if error := early_end(end, made, num_batches):
-                raise error from end
-            prefetch_thread.put(QueueItem(state=reading.state()))
-            return
-        fetched = time.perf_counter()
-        state, position, facts = reading.state(), reading.mark(), prepared.read()
+        with prefetch_thread.turns:
+            try:
+                with span("pyparallel.fetch"):
+                    batch = next(source)
+            except StopIteration as end:
+                if error := early_end(end, made, num_batches):
+                    raise error from end
+                prefetch_thread.put(QueueItem(state=reading.state()))
+                return
+            fetched = time.perf_counter()
+            state, position, facts = reading.state(), reading.mark(), prepared.read()
         prefetch_thread.set_activity("the copy or the transform")
         if copied > SHORT_SECONDS or options.device_stage.transform is not None:
             prefetch_thread.tell()

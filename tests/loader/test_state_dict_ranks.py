@@ -173,6 +173,35 @@ def test_the_end_of_an_epoch_is_the_end_for_other_ranks(
             assert run_part(loaders, 1000) == run_part(expected, 1000)
 
 
+@pytest.mark.parametrize("num_workers", [0, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("ends", [False, True], ids=["", "to the end"])
+@pytest.mark.parametrize("kind", ["sizes", "drop_last of the sampler"])
+@pytest.mark.parametrize("ranks", [(2, 4, 2), (4, 2, 4), (4, 3, 2), (2, 3, 4)])
+def test_ranks_without_a_batch_pass_the_epoch_on(
+    ranks: tuple[int, int, int], kind: str, ends: bool, num_workers: int
+) -> None:
+    """Ranks that stop before their first batch keep the rest of the epoch."""
+    first, middle, last = ranks
+    loaders = LEAVE_OUT[kind](first, num_workers)
+    num_given = len(loaders[0]) - (first == 2)
+    used = [i for step in run_part(loaders, num_given) for i in step]
+    earlier, loaders = loaders, LEAVE_OUT[kind](middle, num_workers)
+    load(loaders, earlier)
+    found = run_part(loaders, 1000 if ends else 0)
+    earlier, loaders = loaders, LEAVE_OUT[kind](last, num_workers)
+    load(loaders, earlier)
+    if not ends:  # else the next epoch begins
+        found = run_part(loaders, 1000)
+    used += [i for step in found for i in step]
+    assert len(set(used)) == len(used)
+    assert 23 - len(used) < 2 * max(ranks)
+    expected = LEAVE_OUT[kind](last, 0)
+    for loader in [*loaders, *expected]:
+        part: Any = loader.batch_sampler if kind == "sizes" else loader.sampler
+        part.set_epoch(1)
+    assert run_part(loaders, 1000) == run_part(expected, 1000)
+
+
 def test_ranks_keep_their_own_random_states() -> None:
     """The random numbers after a resumption are those without one."""
     torch.manual_seed(100)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import random
+import time
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -405,3 +406,40 @@ def test_the_beginning_of_an_epoch_after_one_that_was_left(
         _, again = new()
         again.load_state_dict(state)
         assert [batch.tolist() for batch in again] == rest[given:], given
+
+
+class SlowStates(SizeBatchSampler):
+    """A sampler that another thread may read while its state is saved."""
+
+    def state_dict(self) -> dict[str, Any]:
+        time.sleep(0.004)
+        return super().state_dict()
+
+
+@pytest.mark.parametrize("workers", [0, 1], ids=["", "thread"])
+@pytest.mark.parametrize("shares", [True, False], ids=["", "another prefetcher"])
+@pytest.mark.parametrize("given", [0, 1, 3])
+def test_a_pass_that_still_reads_changes_no_state_of_the_next(
+    given: int, shares: bool, workers: int
+) -> None:
+    def new() -> Any:
+        sampler = SlowStates(range(60), 2)
+        options = {"num_workers": workers, "worker_method": "thread"}
+        loader = DataLoader(Numbers(60), batch_sampler=sampler, **options)
+        return loader, PreDataLoader(loader, queue_size=25)
+
+    loader, ahead = new()
+    left = iter(ahead)
+    next(left)
+    again = ahead if shares else PreDataLoader(loader, queue_size=25)
+    batches = iter(again)
+    for _ in range(given):
+        next(batches)
+    state = again.state_dict()
+    assert left._thread.thread.is_alive()  # it has read during all of this
+    rest = [batch.tolist() for batch in batches]
+    left.close()
+    _, resumed = new()
+    resumed.load_state_dict(state)
+    assert [batch.tolist() for batch in resumed] == rest
+    assert len(rest) == 30 - given
