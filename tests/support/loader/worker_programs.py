@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+import gc
 import multiprocessing
 import os
 import pickle
@@ -151,6 +152,7 @@ def pool(
         multiprocessing.resource_tracker.ensure_running()
         if method == "forkserver":
             multiprocessing.forkserver.ensure_running()
+    gc.collect()  # descriptors of other tests
     before, open_before = resources(), num_open()
     threads = threading.enumerate()  # libraries keep some, of other tests
     workers = ProcessWorkers(context, program or Program(), count)
@@ -158,7 +160,7 @@ def pool(
         yield workers
     finally:
         workers.close()
-    assert num_open() == open_before
+    assert num_open() == open_before, (open_before, resources() - before)
     assert not left_behind(before, 0)
     assert {*threading.enumerate()} <= {*threads}
 
