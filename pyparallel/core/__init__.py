@@ -3,6 +3,7 @@
 - ``errors``: error and warning classes, and helpers that format their messages.
 - ``devices``: converts the devices that callers name to ``torch.device``.
 - ``process``: runs functions at forks and at the exit of the interpreter.
+- ``signals``: lets signal handlers wait while threads and processes start and end.
 - ``fork_locks``: frees locks in forked processes.
 - ``thread_state``: copies torch's modes from the caller's thread to another thread.
 - ``torch_private``: every private name of torch that the package uses.
@@ -21,6 +22,7 @@ __all__ = [
     "fork_locks",
     "process",
     "rlimits",
+    "signals",
     "stateful",
     "text",
     "thread_state",

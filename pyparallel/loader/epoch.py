@@ -122,9 +122,13 @@ class Epoch(LoaderIter):
         self._stale = [0] * max(count, 1)
         self._window: deque[_Pending] = deque()
         self._prepare_ring(loader)
-        self._start_workers(loader)
-        self._begin(loader, progress.dataset.turn % count if count else 0)
-        progress.finish_setup()
+        try:
+            self._start_workers(loader)
+            self._begin(loader, progress.dataset.turn % count if count else 0)
+            progress.finish_setup()
+        except BaseException:  # of the sampler or of a signal handler
+            self._shutdown_workers()
+            raise
         self._num_returned = progress.num_delivered
         if loader._loaded is not None:
             self._meter.add(sample_errors=len(progress.errors))
@@ -488,12 +492,21 @@ class Epoch(LoaderIter):
 
     def __next__(self) -> Any:
         """Return the next batch."""
-        handled, self._pool.is_whole = sys.exc_info()[1], False
-        try:
-            batch = self._next()
-        except StopIteration:
-            self._progress.finish()
+        handled = None
+        try:  # nothing before it may call a signal handler
+            handled, self._pool.is_whole = sys.exc_info()[1], False
+            try:
+                batch = self._next()
+            except StopIteration:
+                self._progress.finish()
+                self._pool.is_whole = True
+                raise
+            self._count_position()
+            if (outer := self._progress.outer) is not None:
+                outer.count_read(batch)
             self._pool.is_whole = True
+            return batch
+        except StopIteration:
             raise
         except BaseException as error:
             # A signal handler that raises during a wait loses no batch.
@@ -507,11 +520,6 @@ class Epoch(LoaderIter):
                 clear_frames(error, handled)
                 del self
             raise
-        self._count_position()
-        self._pool.is_whole = True
-        if (outer := self._progress.outer) is not None:
-            outer.count_read(batch)
-        return batch
 
     def _next(self) -> Any:
         """Return the next batch in torch's range for profilers."""

@@ -154,5 +154,9 @@ def start_threads(programs: Sequence[ThreadReader]) -> ThreadWorkers:
             program.has_one_thread.get(timeout=_START_SECONDS)
     except Empty:
         pass  # the system is very busy, and the loop may begin
-    torch.set_num_threads(count)
+    except BaseException:
+        workers.close()
+        raise
+    finally:
+        torch.set_num_threads(count)
     return workers

@@ -25,6 +25,7 @@ from typing import Any, Protocol
 from ..core import thread_state
 from ..core.errors import BatchTypeError, LoaderWarning, type_name, warn
 from ..core.process import at_exit
+from ..core.signals import deferred_signals
 from ..core.tracing import span
 from ..loader.draws import Draws, Length
 from ..loader.epoch import Epoch
@@ -34,6 +35,7 @@ from ..loader.stats import Meter
 from ..loader.tracebacks import clear_frames, hide_frames
 from ._accelerate import Prepared
 from ._to_device import DeviceStage, LoaderState, QueueItem
+from ._wakeups import Wakeups
 from ._workers import SourceWorkers, early_end
 
 #: Seconds that `stop` waits for the thread.
@@ -98,8 +100,7 @@ class Turns:
 class PrefetchThread:
     """One pass over a loader, which its thread and its consumers share.
 
-    All changes of its state hold the lock of ``changed``. The lock is reentrant,
-    because garbage collection in a thread that holds it may call `stop`.
+    All changes of its state hold the lock of ``wakeups``. See Note [interrupted waits].
     """
 
     def __init__(self, options: Options, *, is_ahead: bool = False) -> None:
@@ -111,7 +112,7 @@ class PrefetchThread:
         """
         self.options = options
         self.pid: int = os.getpid()
-        self.changed: threading.Condition = threading.Condition()
+        self.wakeups: Wakeups = Wakeups()
         self.items: deque[QueueItem] = deque()
         self.num_taken: int = 0
         self.num_wanted: int = int(is_ahead)  # with the batch that a consumer waits for
@@ -121,9 +122,9 @@ class PrefetchThread:
         self.stopping: bool = False  # for the thread: no more batches are wanted
         self.source: Any = None
         self.workers: SourceWorkers = SourceWorkers(None)
-        #: The loader's state before the first batch, after `begun` is set.
+        #: The loader's state before the first batch, after `has_begun` is set.
         self.start_state: LoaderState | None = None
-        self.begun: threading.Event = threading.Event()
+        self.has_begun: bool = False
         self.reading: Reading = Reading(None, None, None)
         self.prepared: Prepared = Prepared()
         self.state: thread_state.ThreadState = thread_state.capture()
@@ -143,7 +144,8 @@ class PrefetchThread:
         self.options.device_stage.prepare()
         _running.add(self)
         try:
-            self.thread.start()
+            with deferred_signals():
+                self.thread.start()
         except RuntimeError as error:
             _running.discard(self)
             # Python 3.12 and 3.13 start no thread after the end of the main thread.
@@ -164,22 +166,28 @@ class PrefetchThread:
             TimeoutError: no batch arrived in time. The next call waits again.
         """
         self.check_process()
+        with self.wakeups.lock:
+            if self._is_taken(taken):
+                return
         timeout = self.options.timeout
         deadline = time.monotonic() + timeout if timeout else math.inf
-        with self.changed:
-            while not self.items:
-                if self.finished:
-                    return
-                if self.num_wanted <= self.num_taken:
-                    self.num_wanted = self.num_taken + 1
-                    self.changed.notify_all()
-                self._wait(deadline)
+        self.wakeups.wait_until(
+            lambda: self._is_taken(taken), lambda: self._seconds_to_wait(deadline)
+        )
+
+    def _is_taken(self, taken: list[QueueItem]) -> bool:
+        """Take an item if there is one. Return False if it must be waited for."""
+        if self.items:
             taken.append(self.items[0])
             if self.items.popleft().get_batch is None:
                 self.finished = True
             else:
                 self.num_taken += 1
-            self.changed.notify_all()
+            self.wakeups.wake()
+        elif not self.finished and self.num_wanted <= self.num_taken:
+            self.num_wanted = self.num_taken + 1
+            self.wakeups.wake()
+        return bool(taken) or self.finished
 
     def check_process(self) -> None:
         """Raise RuntimeError in a process that was forked after the thread started."""
@@ -190,7 +198,8 @@ class PrefetchThread:
                 "not run. Call iter() in this process."
             )
 
-    def _wait(self, deadline: float) -> None:
+    def _seconds_to_wait(self, deadline: float) -> float:
+        self.workers.find_death()  # the thread may wait without limit
         left = deadline - time.monotonic()
         if left <= 0:
             activity, since = self._activity
@@ -200,21 +209,22 @@ class PrefetchThread:
                 f"{time.monotonic() - since:.2f} s in '{activity}'. Increase timeout, "
                 "or find the cause there."
             )
-        left = self.workers.wait_seconds(left)
-        self.changed.wait(None if left == math.inf else left)
-        self.workers.find_death()  # the thread may wait without limit
+        return min(self.workers.wait_seconds(left), threading.TIMEOUT_MAX)
 
     def begin(self) -> None:
         """Let a loop begin, after the draws of ``iter(loader)``."""
         if self.draws.follows_loop:
-            self.begun.wait()
+            self._wait_for_begin()
             self.draws.begin()
 
     def first_state(self) -> LoaderState | None:
         """Return the loader's state before the first batch; None if iter() failed."""
         if os.getpid() == self.pid:
-            self.begun.wait()
+            self._wait_for_begin()
         return self.start_state
+
+    def _wait_for_begin(self) -> None:
+        self.wakeups.wait_until(lambda: self.has_begun)
 
     # Called by the thread.
 
@@ -224,10 +234,16 @@ class PrefetchThread:
 
     def set_source(self, source: Any) -> None:
         """Publish the loader's iterator. `stop` ends its waits, consumers check it."""
-        with self.changed:
+        with self.wakeups.lock:
             self.source, self.workers = source, SourceWorkers(source)
-            self.changed.notify_all()
-        self.workers.watch(lambda: self.stopping, self.tell)
+            self.wakeups.wake()
+        self.workers.watch(lambda: self.stopping, self.wakeups.wake)
+
+    def set_begun(self) -> None:
+        """Let `begin` and `first_state` return."""
+        with self.wakeups.lock:
+            self.has_begun = True
+            self.wakeups.wake()
 
     def wait_for_room(self, num_batches: int, position: int) -> bool:
         """Wait until the queue has room, and until the loop asks, see Note: [draws].
@@ -240,33 +256,32 @@ class PrefetchThread:
             False if the pass is stopping.
         """
         waits = self.draws.waits_at(position)
-        with self.changed:
-            while not self.stopping and (
-                len(self.items) >= self.options.queue_size
-                or (waits and self.num_wanted <= num_batches)
+
+        def is_over() -> bool:
+            if self.stopping or (
+                len(self.items) < self.options.queue_size
+                and not (waits and self.num_wanted <= num_batches)
             ):
-                self.set_activity("waiting for the consumer")
-                self.tell()
-                self.changed.wait()
-            return not self.stopping
+                return True
+            self.set_activity("waiting for the consumer")
+            self.wakeups.wake()
+            return False
+
+        self.wakeups.wait_until(is_over)
+        return not self.stopping
 
     def put(self, item: QueueItem, *, tells: bool = True) -> None:
         """Queue an item, unless the pass is stopping.
 
         Note: [wakeups]. Waking the consumer for each tiny batch would cost more than
-        the batch. So batches that are there at the same time share one call of `tell`,
+        the batch. So batches that are there at the same time share one call of `wake`,
         which follows before the thread waits, or runs code of the user.
         """
-        with self.changed:
+        with self.wakeups.lock:
             if not self.stopping:
                 self.items.append(item)
                 if tells:
-                    self.tell()
-
-    def tell(self) -> None:
-        """Wake the consumer."""
-        with self.changed:
-            self.changed.notify_all()
+                    self.wakeups.wake()
 
 
 def stop(prefetch_thread: PrefetchThread, seconds: float = STOP_SECONDS) -> None:
@@ -281,11 +296,11 @@ def stop(prefetch_thread: PrefetchThread, seconds: float = STOP_SECONDS) -> None
     """
     if os.getpid() != prefetch_thread.pid:
         return  # a forked copy, whose locks may be held forever
-    with prefetch_thread.changed:
+    with prefetch_thread.wakeups.lock:
         prefetch_thread.stopping = prefetch_thread.finished = True
         dropped = list(prefetch_thread.items)
         prefetch_thread.items.clear()
-        prefetch_thread.changed.notify_all()
+        prefetch_thread.wakeups.wake()
     del dropped  # free memory without holding the lock
     prefetch_thread.prepared.end()
     prefetch_thread.workers.wake()
@@ -354,7 +369,7 @@ def _run(prefetch_thread: PrefetchThread) -> None:
             prefetch_thread.reading.release()
             prefetch_thread.prepared.release()
             prefetch_thread.workers = SourceWorkers(None)
-            prefetch_thread.begun.set()
+            prefetch_thread.set_begun()
             _running.discard(prefetch_thread)
 
 
@@ -397,7 +412,7 @@ def _produce(prefetch_thread: PrefetchThread) -> None:
         prefetch_thread.set_source(source)
         prefetch_thread.reading = reading = Reading(loader, made, source)
         prefetch_thread.start_state = reading.state()
-    prefetch_thread.begun.set()
+    prefetch_thread.set_begun()
     position = reading.mark()
     tells, copied, num_batches = not isinstance(source, Epoch), 0.0, 0
     while prefetch_thread.wait_for_room(num_batches, position or num_batches):
@@ -416,7 +431,7 @@ def _produce(prefetch_thread: PrefetchThread) -> None:
             state, position, facts = reading.state(), reading.mark(), prepared.read()
         prefetch_thread.set_activity("the copy or the transform")
         if copied > SHORT_SECONDS or options.device_stage.transform is not None:
-            prefetch_thread.tell()
+            prefetch_thread.wakeups.wake()
         get_batch, nbytes = options.device_stage.start(batch)
         copied = time.perf_counter() - fetched
         meter.add(load_seconds=fetched - start, copy_seconds=copied, nbytes=nbytes)
@@ -471,9 +486,11 @@ class PrefetchIterator:
     def __next__(self) -> Any:
         """Return the next batch, for the current stream; see `PreDataLoader`."""
         taken: list[QueueItem] = []
-        handled = sys.exc_info()[1]
-        try:
-            return self._next(taken)
+        handled = None
+        try:  # nothing before it may call a signal handler
+            handled = sys.exc_info()[1]
+            batch = self._next(taken)
+            return batch
         except BaseException as error:
             if taken:  # an item is lost, so no later one may follow
                 self.close()
@@ -537,18 +554,20 @@ class PrefetchIterator:
 
 
 def _stop_thread(prefetch_thread: PrefetchThread) -> None:
-    """Stop a thread, even if torch reports a dead worker meanwhile.
+    """Stop a thread, even if an error of a signal handler comes meanwhile.
 
-    torch raises that error in the main thread, between any two instructions, after an
-    iterator with workers was created there. A finalizer can raise it to no caller; the
-    consumer that waits for a batch gets the error.
+    torch reports a dead worker by one, if an iterator with workers was created in the
+    main thread. A finalizer can raise it to no caller; the consumer that waits for a
+    batch gets the error.
     """
     try:
         stop(prefetch_thread)
-    except RuntimeError as error:
-        if not is_torch_report(error):
+    except BaseException as error:
+        is_report = is_torch_report(error)
+        if is_report or not isinstance(error, Exception):
+            stop(prefetch_thread)
+        if not is_report:
             raise
-        stop(prefetch_thread)
 
 
 _running: weakref.WeakSet[PrefetchThread] = weakref.WeakSet()

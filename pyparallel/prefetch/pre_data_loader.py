@@ -195,8 +195,12 @@ class PreDataLoader:
         )
         prefetch_thread = PrefetchThread(options, is_ahead=is_ahead)
         iterator = PrefetchIterator(self, prefetch_thread)
-        self._live.add(iterator)
-        self._latest, self._state = prefetch_thread, None
+        try:
+            self._live.add(iterator)
+            self._latest, self._state = prefetch_thread, None
+        except BaseException:  # of a signal handler
+            iterator.close()
+            raise
         return iterator
 
     def _on_batch(self, state: LoaderState | None) -> None:

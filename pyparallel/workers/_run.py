@@ -12,10 +12,10 @@ import traceback
 from multiprocessing.connection import Connection
 from typing import Any
 
+from ..core.signals import restore_handlers
 from ..core.versions import VERSION
 from . import deaths, descriptors
 from ._channel import Channel, close_in_children
-from ._start import restore_handlers
 from .interface import PackedProgram
 
 #: Tails of messages without a head. They report how far a worker has come: it has the

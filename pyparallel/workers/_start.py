@@ -1,23 +1,15 @@
-"""Start processes, and leave nothing open or half started if that fails.
-
-Note: [interrupts]. An exception of a signal handler, such as a KeyboardInterrupt, may
-come between any two instructions: behind the fork of a process and before its object
-knows it. So handlers wait while processes start and end.
-"""
+"""Start processes, and leave nothing open or half started if that fails."""
 
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
 import signal
-import threading
 import traceback
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Sequence
 from multiprocessing.connection import Connection
 from typing import Any
 
-from ..core.errors import restoring
 from ._channel import kept
 from .deaths import Stacks, inherited
 
@@ -25,48 +17,6 @@ from .deaths import Stacks, inherited
 _NUM_SPARE = 8
 #: The pipe ends in the frame of `multiprocessing` that forks.
 _PIPE_ENDS = ("parent_r", "child_w", "child_r", "parent_w")
-
-#: The handlers that wait, by signal.
-_handlers: dict[int, Any] = {}
-
-
-@restoring
-def deferred_signals() -> Generator[None, None, None]:
-    """Run Python's handlers of signals that arrive in the block after the block."""
-    if _handlers or threading.current_thread() is not threading.main_thread():
-        yield  # Python calls handlers in the main thread only
-        return
-    arrived: list[int] = []
-
-    def note(number: int, frame: Any) -> None:
-        arrived.append(number)
-
-    try:
-        for number in map(int, signal.valid_signals()):
-            handler = signal.getsignal(number)
-            if callable(handler):
-                _handlers[number] = handler
-                signal.signal(number, note)
-        yield
-    finally:
-        restore_handlers(arrived)
-
-
-def restore_handlers(arrived: Sequence[int] = ()) -> None:
-    """End `deferred_signals`, in a forked child as well, for signals that arrived."""
-    handlers = _handlers.copy()
-    _handlers.clear()
-    calls = [functools.partial(signal.signal, *pair) for pair in handlers.items()]
-    _call_all([*calls, *(functools.partial(handlers[n], n, None) for n in arrived)])
-
-
-def _call_all(calls: Sequence[Callable[[], Any]]) -> None:
-    """Call functions. If one raises, call the others as well."""
-    if calls:
-        try:
-            calls[0]()
-        finally:
-            _call_all(calls[1:])
 
 
 def start(process: Any, method: str, ends: Sequence[Any], stacks: Stacks) -> None:

@@ -26,11 +26,12 @@ from typing import Any
 
 from ..core.cpu_time import cores_allowed
 from ..core.process import Living
+from ..core.signals import deferred_signals
 from ..core.versions import VERSION
 from . import deaths, descriptors
 from ._channel import Channel, pair, pipe
 from ._run import FAILED, LAST, READY, work
-from ._start import deferred_signals, start
+from ._start import start
 from .interface import (
     Late,
     PackedProgram,
@@ -101,17 +102,18 @@ class ProcessWorkers(Workers):
         self._method = context.get_start_method()
         self._poll = select.poll()
         self._by_descriptor: dict[int, _Worker] = {}
-        with deferred_signals():
-            self._woken, self._waker = pair()  # first, because `close` wakes
-            # What to close, beside the channels.
-            self._open: list[Any] = [self._woken, self._waker]
-            _pools.add(self)
-            try:
+        try:
+            with deferred_signals():
+                self._woken, self._waker = pair()  # first, because `close` wakes
+                # What to close, beside the channels.
+                self._open: list[Any] = [self._woken, self._waker]
+                _pools.add(self)
                 self._set_up(context, program, count)
                 self._start_more()
-            except BaseException:
+        except BaseException:
+            if hasattr(self, "_open"):
                 self.close()
-                raise
+            raise
 
     def _set_up(self, context: Any, program: PackedProgram, count: int) -> None:
         self._waker.setblocking(False)

@@ -27,6 +27,7 @@ from typing import Any
 
 from ..core.cpu_time import busy_seconds
 from ..core.process import at_exit
+from ..core.signals import deferred_signals
 from .interface import Late, ThreadProgram, Woken, Workers, check_process
 
 #: The time of all threads to finish their tasks before `close` leaves them alone.
@@ -122,18 +123,22 @@ class ThreadWorkers(Workers):
         self._threads: list[threading.Thread] = []
         _pools.add(self)
         try:
-            for number, worker in enumerate(self._workers):
-                thread = _Thread(
-                    target=contextvars.copy_context().run,
-                    args=(worker.work, number),
-                    name=f"pyparallel-worker-{number}",
-                    daemon=True,
-                )
-                thread.start()
-                self._threads.append(thread)
+            with deferred_signals():
+                self._start()
         except BaseException:
             self.close()
             raise
+
+    def _start(self) -> None:
+        for number, worker in enumerate(self._workers):
+            thread = _Thread(
+                target=contextvars.copy_context().run,
+                args=(worker.work, number),
+                name=f"pyparallel-worker-{number}",
+                daemon=True,
+            )
+            thread.start()
+            self._threads.append(thread)
 
     def send(self, worker: int, task: Any) -> None:
         """See `Workers.send`."""

@@ -1,9 +1,12 @@
-"""An error that a signal handler raises in a wait for a batch loses nothing."""
+"""An error that a signal handler raises loses no batch, and leaves no workers."""
 
 from __future__ import annotations
 
+import json
+import multiprocessing
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -61,7 +64,7 @@ def is_waiting(thread: int) -> bool:
     while frame is not None:
         names.add(frame.f_code.co_name)
         frame = frame.f_back
-    return "_wait" in names
+    return not names.isdisjoint({"_wait", "wait_until"})
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -107,3 +110,32 @@ def test_the_next_call_goes_on(
         (tmp_path / "open").touch()
     assert sorted(found) == [[i, i + 1] for i in range(0, 12, 2)]
     assert found == sorted(found) or not loader.in_order
+
+
+@pytest.mark.parametrize("part", ["iter", "next"])
+@pytest.mark.parametrize(
+    "kind", ["multiprocessing", "multiprocessing ahead", "thread", "thread ahead"]
+)
+def test_an_interrupt_anywhere_leaves_nothing(kind: str, part: str) -> None:
+    program = [sys.executable, "-m", "tests.support.loader.interrupts", kind, part]
+    done = subprocess.run(program, capture_output=True, text=True, timeout=280)
+    assert done.returncode == 0 and done.stderr == "", done.stderr
+    cases, problems = json.loads(done.stdout)
+    assert cases >= 10 and problems == {}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("error", [KeyboardInterrupt, ValueError])
+def test_an_error_of_iter_leaves_no_workers(
+    kind: str, error: type[BaseException]
+) -> None:
+    def indices() -> Any:
+        yield 0
+        raise error("by the sampler")
+
+    loader: Any = DataLoader(range(12), 1, sampler=indices(), **KINDS[kind])
+    with pytest.raises(error, match="by the sampler") as kept:
+        iter(loader)
+    assert [t for t in threading.enumerate() if "pyparallel" in t.name] == []
+    assert multiprocessing.active_children() == []
+    assert kept.traceback

@@ -20,7 +20,8 @@ from typing import Any
 
 import pytest
 
-from pyparallel.workers import _start, processes
+from pyparallel.core import signals
+from pyparallel.workers import processes
 from pyparallel.workers.processes import ProcessWorkers
 from tests.support.loader.worker_programs import (
     Program,
@@ -246,11 +247,11 @@ def test_handlers_return_although_one_of_them_raises() -> None:
 
     before = [signal.signal(number, handle) for number in numbers]
     try:
-        with pytest.raises(KeyError), _start.deferred_signals():
+        with pytest.raises(KeyError), signals.deferred_signals():
             for number in numbers:
                 os.kill(os.getpid(), number)
             assert seen == []
-        assert sorted(seen) == sorted(numbers) and not _start._handlers
+        assert sorted(seen) == sorted(numbers) and not signals._handlers
         assert all(signal.getsignal(number) is handle for number in numbers)
     finally:
         for number, handler in zip(numbers, before, strict=True):
