@@ -92,6 +92,16 @@ _GIL = (
     "with processes is in the same table."
 )
 
+_GIL_ALONE = (
+    "The sample is a loop in Python, so the GIL lets one thread run at a time, and a "
+    "loop without workers takes as long. Loaders add only switches between threads."
+)
+_FAULTS_OF_STEP = (
+    "The training waits for batches in a few percent of the epoch. The rest is the "
+    "step. By default malloc returns the memory of a step to the system, or does not, "
+    "which depends on the sizes that were freed before: see the columns of page faults "
+    "and of waiting, and the same training with memory kept."
+)
 _DECODER_ALONE = (
     "The decoder uses both cores for the whole epoch, and takes the same CPU time with "
     "both. Loaders of pyparallel that are equal differ by as much: see docs/threads.md."
@@ -135,7 +145,9 @@ REASONS = (
     Reason("*", "torchvision, 8 groups", "ours, window=*", _LESS_SORTING),
     Reason("audio stream", "lhotse*", "ours, window=*", _LESS_SORTING),
     Reason("a table *", "*no workers", "*", _CHEAP_SAMPLES),
-    Reason("equal images", "DALI*", "*", _DECODER),
+    Reason("photographs *sizes", "*", "*", _FAULTS_OF_STEP),
+    Reason("equal images*", "DALI*", "*", _DECODER),
+    Reason("equal images", "*", "*", _FAULTS_OF_STEP),
     Reason("texts *", "*", "*", _STEP_ALONE),
     Reason("* to *", "*pad_stack*", "ours, Python", _NATIVE_PEER),
     Reason("many small to *", "pad_stack, to(dtype)", "ours, native", _SHORT_ROWS),
@@ -144,7 +156,8 @@ REASONS = (
     Reason("threads: first batch*", "*threads", "our processes", _START),
     Reason("threads: * pure Python", "torch's processes", "ours, *", _GIL),
     Reason("threads: *", "torchdata's nodes*", "ours, Python", _MANY_CALLS),
-    Reason("threads: * by Pillow", "torchdata's nodes*", "*", _DECODER_ALONE),
+    Reason("threads: * pure Python", "torchdata's nodes*", "*", _GIL_ALONE),
+    Reason("threads: JPEG*", "torchdata's nodes*", "*", _DECODER_ALONE),
     Reason("torch: blur", "a loop, *", "ours", _FRESH_PAGES),
 )
 

@@ -16,7 +16,17 @@ from .ways import WAYS, order_of
 
 
 class Epoch(NamedTuple):
-    """An epoch of a way: its time, the part without a batch, losses, samples, CPU."""
+    """An epoch of a way.
+
+    Attributes:
+        way: its name.
+        seconds: its time.
+        waiting: the part of the time without a batch.
+        losses: of the steps.
+        samples: their numbers, sorted.
+        cpu: CPU seconds of the process and its workers.
+        faults: minor page faults of the process.
+    """
 
     way: str
     seconds: float
@@ -24,6 +34,7 @@ class Epoch(NamedTuple):
     losses: list[float]
     samples: list[int]
     cpu: float = 0.0
+    faults: int = 0
 
 
 def serve(pipe: Any, pipeline: str, way: str, folder: Path, quick: bool) -> None:
@@ -60,17 +71,19 @@ class Trainer:
         other.close()
 
     def __call__(self) -> Epoch:
-        """Run an epoch; its CPU time is that of the process and its workers."""
-        before = self._cpu()
+        """Run an epoch."""
+        faults, cpu = self._cost()
         self._pipe.send(True)
         found: Epoch = self._pipe.recv()
-        return found._replace(cpu=self._cpu() - before)
+        faults_after, cpu_after = self._cost()
+        return found._replace(cpu=cpu_after - cpu, faults=faults_after - faults)
 
-    def _cpu(self) -> float:
-        assert self._process.pid is not None
-        return sum(
-            processes.cost(pid)[1] for pid in processes.family(self._process.pid)
-        )
+    def _cost(self) -> tuple[int, float]:
+        """Return page faults of the process, and CPU seconds of its workers as well."""
+        pid = self._process.pid
+        assert pid is not None
+        costs = [processes.cost(each) for each in processes.family(pid)]
+        return costs[0][0], sum(cpu for _, cpu in costs)
 
     def facts(self) -> dict[str, int]:
         """Run an epoch, and return the most memory of the process and its workers."""
