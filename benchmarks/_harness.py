@@ -222,13 +222,15 @@ def _figures(
     contenders: Sequence[Contender],
     found: Mapping[str, Mapping[str, list[float]]],
 ) -> Record:
-    """Return the times of a contender, their summary, and ratios to ours."""
+    """Return times, their summary, and their ratios to those of ours that are not 0."""
     times = found[name][what]
     ours = [c.name for c in contenders if c.kind == "ours" and c.name in found]
     over = {
         each: ratio(times, found[each][what])
         for each in ours
-        if each != name and len(found[each].get(what, ())) == len(times)
+        if each != name
+        and len(found[each].get(what, ())) == len(times)
+        and all(found[each][what])
     }
     return {"seconds": times, **summarise(times), "over": over}
 

@@ -117,6 +117,22 @@ def test_figures_are_those_of_the_rounds() -> None:
     assert over == pytest.approx(expected)
 
 
+def test_a_quantity_of_0_has_no_ratios() -> None:
+    contenders = [
+        Contender("ours", FakeClock().takes(1.0), "ours"),
+        Contender("peer", FakeClock().takes(1.0)),
+    ]
+
+    def timer(call: Any, repeats: int) -> dict[str, float]:
+        call()
+        return {"seconds": 1.0, "faults": 0}
+
+    case = _harness.compare("case", contenders, timer=timer)
+    peer = row(case, "peer")
+    assert peer["over"]["ours"]["of_medians"] == 1
+    assert peer["faults"]["median"] == 0 and peer["faults"]["over"] == {}
+
+
 @pytest.mark.parametrize(
     ("options", "rounds", "done"),
     [

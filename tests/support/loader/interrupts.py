@@ -2,7 +2,7 @@
 
 Usage: python -m tests.support.loader.interrupts KIND PART
 
-It prints the number of interrupted loops, and what they left, as JSON.
+It prints the number of interrupted loops and their leftovers as JSON.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Numbers(torch.utils.data.Dataset[int]):
 
 def loader_of(kind: str) -> Any:
     """Return a loader, such as "thread" and "thread ahead"."""
-    method = kind.partition(" ")[0]
+    method: Any = kind.partition(" ")[0]
     loader: Any = DataLoader(Numbers(), 2, num_workers=2, worker_method=method)
     return PreDataLoader(loader) if kind.endswith("ahead") else loader
 
@@ -119,7 +119,7 @@ def case(kind: str, part: str, number: int) -> tuple[str, list[str]]:
     """Interrupt a loop and keep its error, as a notebook does.
 
     Returns:
-        where it was interrupted, and what it has left.
+        the place of the interrupt, and the leftovers of the loop.
     """
     gc.disable()  # an error may keep a loop no longer than a reference does
     interrupt, found = Interrupt(number), []
