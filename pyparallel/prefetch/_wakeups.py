@@ -53,8 +53,3 @@ class Wakeups:
                 if waiter.locked():
                     waiter.release()
             self._waiters.clear()
-
-    @property
-    def num_waiting(self) -> int:
-        """The number of waits."""
-        return len(self._waiters)

@@ -292,7 +292,7 @@ def test_an_interrupt_while_waiting_is_immediate() -> None:
         sent: list[float] = []
 
         def interrupt() -> None:
-            until(lambda: it._thread.wakeups.num_waiting)
+            until(lambda: it._thread.wakeups._waiters)
             sent.append(time.monotonic())
             os.kill(os.getpid(), signal.SIGINT)
 
