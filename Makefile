@@ -342,13 +342,13 @@ $(VPEER)/.dali: $(VPEER)/.deps
 	touch $@
 
 BENCH := $(VPEER)/bin/python -m benchmarks
-bench: peers $(VPEER)/.dali ## run all benchmarks: write benchmarks/results, the charts, the tables of README.md; about 55 minutes on an idle machine, refused on a loaded one
+bench: peers $(VPEER)/.dali ## run all benchmarks: write benchmarks/results, the charts, the tables of README.md; about 45 minutes on an idle machine, refused on a loaded one
 	$(BENCH) all $(BENCH_ARGS)
 
-bench-loader: peers ## run only the benchmarks of loaders; about 17 minutes on an idle machine
+bench-loader: peers ## run only the benchmarks of loaders; about 16 minutes on an idle machine
 	$(BENCH) loader summary $(BENCH_ARGS)
 
-bench-training: peers $(VPEER)/.dali ## epochs of training beside torch's loader, torchdata, SPDL and DALI (600 MB); 21 minutes on an idle machine
+bench-training: peers $(VPEER)/.dali ## epochs of training beside torch's loader, torchdata, SPDL and DALI (600 MB); 18 minutes on an idle machine
 	$(BENCH) training summary $(BENCH_ARGS)
 
 demo: $(V)/.built ## a training run on two processes

@@ -105,8 +105,9 @@ _NOTE = (
     "function that its users write, divided by the time of the row: the ratio of the "
     "medians, and the quartiles of all rounds. *Waiting* is the share of the epoch in "
     "which the training has no batch. CPU time and memory are those of all processes; "
-    "the memory is the peak, without the pages of files. Rows of one order of samples "
-    "have equal losses, which is checked first."
+    "the memory is the peak, without the pages of files. Page faults are those of the "
+    "training process, most of them of its steps. Rows of one order of samples have "
+    "equal losses, which is checked first."
 )
 
 
@@ -132,8 +133,7 @@ def columns(case: Record) -> Iterator[report.Column]:
         lambda row: f"{100 * row['waiting']['median'] / row['median']:.0f} %",
     )
     yield "CPU", lambda row: duration(row["cpu"]["median"])
-    if "faults" in first:  # of the training process, most of them of its steps
-        yield "page faults", lambda row: f"{row['faults']['median'] / 1e3:.0f} k"
+    yield "page faults", lambda row: f"{row['faults']['median'] / 1e3:.0f} k"
     yield "memory", lambda row: f"{row['memory'] / 1e6:.0f} MB"
 
 
