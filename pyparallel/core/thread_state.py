@@ -148,7 +148,10 @@ def _casts() -> Casts:
 
 
 def _default_device() -> torch.device | None:
-    device = torch.get_default_device()
+    try:
+        device = torch.get_default_device()
+    except AttributeError:  # of torch 2.8, after `torch.set_default_device(None)`
+        return None
     if device.index is not None and device.type != "cpu":
         module = torch.get_device_module(device)
         if module.current_device() == device.index:
