@@ -35,7 +35,13 @@ _LATE = (
     "not. {} If it starts slowly, increase --patience. Otherwise iterate over a loader "
     "of torch, torchdata or pyparallel, or call collate, scatter or a wrapper."
 )
-#: Seconds between SIGTERM and SIGKILL for a script that is stopped.
+_ENDLESS = (
+    "pyparallel profile: the script must end after its recorded steps, but still runs. "
+    "Its loop is in a thread or a process pool, or it catches SystemExit. Press Ctrl-C "
+    "to get the report now."
+)
+#: Seconds between SIGTERM and SIGKILL for a script that is stopped, and between the
+#: last recorded step and `_ENDLESS`.
 _GRACE = 10.0
 #: Replaces the exit code of a script that was stopped; no signal has this number.
 _STOPPED = -1000
@@ -227,7 +233,7 @@ def _wait(process: subprocess.Popen[bytes], settings: Settings, patience: float)
     except subprocess.TimeoutExpired:
         pass
     if any(Path(settings.folder).glob("*.jsonl")):
-        return process.wait()
+        return _wait_for_end(process, settings)
     fate = "It was stopped." if settings.leave else "It continues."
     print(_LATE.format(patience, fate), file=sys.stderr, flush=True)
     if not settings.leave:
@@ -239,6 +245,20 @@ def _wait(process: subprocess.Popen[bytes], settings: Settings, patience: float)
         process.kill()
         process.wait()
     return _STOPPED
+
+
+def _wait_for_end(process: subprocess.Popen[bytes], settings: Settings) -> int:
+    """Return the exit code of a script that has begun its steps."""
+    is_over = False
+    while settings.leave and not is_over:
+        is_over = any(Path(settings.folder).glob("*.stopped"))
+        try:
+            return process.wait(_GRACE)
+        except subprocess.TimeoutExpired:
+            pass
+    if is_over:
+        print(_ENDLESS, file=sys.stderr, flush=True)
+    return process.wait()
 
 
 def _report(path: Path, out: Path) -> int:

@@ -25,7 +25,7 @@ import threading
 import time
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,6 +40,7 @@ from ..batch.allocation import in_worker as in_worker_process
 from ..batch.stack import PaddingCounter
 from ..core import versions
 from ..core.cpu_time import CoreWait, GilWait, cpu_seconds
+from ..core.errors import restoring
 from ..core.torch_private import in_worker_thread
 from ..loader.applied import applied_changes
 from ..loader.preflight import initialised_device, num_cores
@@ -152,27 +153,25 @@ class Recorder:
             self._count_step(kind)
         return self._record(kind, inner, more)
 
-    @contextlib.contextmanager
+    @restoring
     def _record(
         self, kind: str, inner: AbstractContextManager[object], more: dict[str, int]
-    ) -> Iterator[None]:
+    ) -> Generator[None, None, None]:
         counting = PaddingCounter() if kind == "collate" else nullcontext()
         with inner, counting as stacked:
             gil_wait = self._begin_gil_wait() if kind == "fetch" else None
             before, start = self.times(), time.perf_counter_ns()
-            try:
-                yield
-            finally:
-                end = time.perf_counter_ns()
-                more |= _passed(before, self.times(), end - start)
-                if gil_wait is not None:
-                    blocked = end - start - more["cpu"] - more["core_wait"]
-                    more["gil_wait"] = int(1e9 * gil_wait.end(blocked / 1e9))
-                    self._local.gil_waits.append(gil_wait)
-                if stacked is not None:
-                    more["stacked_nbytes"] = stacked.stacked_nbytes
-                    more["padding_nbytes"] = stacked.padding_nbytes
-                self.write(kind, start, end, **more)
+            yield
+            end = time.perf_counter_ns()
+            more |= _passed(before, self.times(), end - start)
+            if gil_wait is not None:
+                blocked = end - start - more["cpu"] - more["core_wait"]
+                more["gil_wait"] = int(1e9 * gil_wait.end(blocked / 1e9))
+                self._local.gil_waits.append(gil_wait)
+            if stacked is not None:
+                more["stacked_nbytes"] = stacked.stacked_nbytes
+                more["padding_nbytes"] = stacked.padding_nbytes
+            self.write(kind, start, end, **more)
 
     def times(self) -> Times:
         """Return the CPU times and the time without a core so far."""
@@ -258,14 +257,12 @@ class Recorder:
         is_inside = getattr(self._local, "is_inside", False)
         return self.is_recording and not is_inside and get_worker_info() is None
 
-    @contextlib.contextmanager
-    def _set(self, flag: str) -> Iterator[None]:
+    @restoring
+    def _set(self, flag: str) -> Generator[None, None, None]:
         """Set a flag of this thread within a block."""
         setattr(self._local, flag, True)
-        try:
-            yield
-        finally:
-            setattr(self._local, flag, False)
+        yield
+        setattr(self._local, flag, False)
 
     def begin(self, loader: Any, start: Callable[[], Any]) -> Any:
         """Return ``start()``, a new iterator of a loader, and record the call."""

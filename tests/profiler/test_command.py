@@ -12,7 +12,9 @@ import runpy
 import signal
 import subprocess
 import sys
+import sysconfig
 import types
+import venv
 from pathlib import Path
 
 import pytest
@@ -340,6 +342,36 @@ def test_a_block_that_fails_has_its_report(tmp_path):
     assert found.files
 
 
+@dataclasses.dataclass(frozen=True)
+class FrozenError(Exception):
+    """Python cannot set its traceback."""
+
+    index: int = 3
+
+
+class Failing(Dataset[int]):
+    def __len__(self) -> int:
+        return 9
+
+    def __getitem__(self, index: int) -> int:
+        if index == 3:
+            raise FrozenError
+        return index
+
+
+@pytest.mark.parametrize("cls", [TorchLoader, DataLoader])
+@pytest.mark.parametrize("collates", [False, True])
+def test_errors_stay_as_they_are(tmp_path, cls, collates):
+    def collate_fn(samples):
+        if 3 in samples:
+            raise FrozenError
+        return samples
+
+    data = range(9) if collates else Failing()
+    with pyparallel.profile(tmp_path, warmup=0), pytest.raises(FrozenError):
+        list(cls(data, collate_fn=collate_fn))
+
+
 def test_a_block_without_steps_is_reported(tmp_path):
     message = (
         "^profile: the block must contain at least two steps, but none was recorded. "
@@ -553,6 +585,28 @@ def test_the_package_of_the_command_is_used_where_there_is_no_other(tmp_path, ca
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("start", ["fork", "forkserver", "spawn"])
+def test_workers_use_the_package_of_the_command_too(tmp_path, monkeypatch, start):
+    monkeypatch.delenv("PYTHONPATH")
+    venv.create(tmp_path / "env", symlinks=True)
+    (packages,) = (tmp_path / "env").glob("lib/*/site-packages")
+    # Python reads no *.pth files in a folder that such a file names.
+    folders = sysconfig.get_path("purelib"), sysconfig.get_path("platlib")
+    (packages / "others.pth").write_text("\n".join(folders), encoding="utf-8")
+    path = tmp_path / "torch_only.py"
+    second = (
+        "    [*DataLoader(Sleeping(), num_workers=1, **options)]\n    import helper"
+    )
+    text = TORCH_ONLY.replace("    import helper", second)
+    path.write_text(text, encoding="utf-8")
+    (tmp_path / "helper.py").write_text("", encoding="utf-8")
+    script = (str(tmp_path / "env/bin/python"), str(path), start)
+    assert profiled(tmp_path, "--keep-going", script=script) == 0
+    work = seen(tmp_path / "out").work("worker")
+    assert work is not None and work.lanes == ("worker 0",)
+
+
+@pytest.mark.slow
 def test_a_script_whose_python_lacks_the_package_is_reported(tmp_path, capfd):
     (tmp_path / "pyparallel.py").write_text("raise ImportError('not mine')")
     path = tmp_path / "train.py"
@@ -595,27 +649,39 @@ def test_an_abandoned_script_is_ended(tmp_path, monkeypatch, ignores):
     assert process.returncode == -number
 
 
+ENDLESS = (
+    "pyparallel profile: the script must end after its recorded steps, but still runs. "
+    "Its loop is in a thread or a process pool, or it catches SystemExit. Press Ctrl-C "
+    "to get the report now.\n"
+)
+
+
 @pytest.mark.parametrize(
-    ("is_seen", "leave", "message"),
-    [(True, True, ""), (False, False, LATE.format("It continues."))],
+    ("files", "leave", "message"),
+    [
+        (["12-0.jsonl"], True, ""),
+        (["12-0.jsonl", "12.stopped"], True, ENDLESS),
+        (["12-0.jsonl", "12.stopped"], False, ""),
+        ([], False, LATE.format("It continues.")),
+    ],
 )
 def test_a_script_with_steps_or_keep_going_is_waited_for(
-    tmp_path, capfd, is_seen, leave, message
+    tmp_path, capfd, files, leave, message
 ):
     class Process:
         waits = 0
 
         def wait(self, timeout=None):
             self.waits += 1
-            if timeout is not None:
+            if timeout is not None and self.waits < 4:
                 raise subprocess.TimeoutExpired("train.py", timeout)
             return 7
 
-    if is_seen:
-        (tmp_path / "12-0.jsonl").touch()
+    for name in files:
+        (tmp_path / name).touch()
     process = Process()
     assert command._wait(process, Settings(str(tmp_path), 1, 0, leave=leave), 0.1) == 7
-    assert process.waits == 2 and capfd.readouterr().err == message
+    assert capfd.readouterr().err == message
 
 
 NOTHING = (

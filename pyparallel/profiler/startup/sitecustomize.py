@@ -14,6 +14,7 @@ import importlib.util
 import json
 import os
 import sys
+from importlib.machinery import PathFinder
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -24,6 +25,8 @@ _CLASSES = {
     "torch.utils.data.dataloader": "_BaseDataLoaderIter",
     "torch.utils.data._utils.fetch": "_BaseDatasetFetcher",
 }
+#: Found beside the command if the script's Python lacks them.
+_PACKAGES = ("pyparallel", "optree")
 _found: set[str] = set()
 
 
@@ -56,10 +59,19 @@ def _execute(execute: Any, module: ModuleType) -> None:
     cls.__init__ = __init__
 
 
+def _find_package(name: str, path: Any = None, target: Any = None) -> Any:
+    """Return the specification of a package that no other finder has found.
+
+    A spawned worker imports pyparallel before this module could change ``sys.path``:
+    it reads its arguments, which contain a function of the profiler.
+    """
+    if name not in _PACKAGES:
+        return None
+    return PathFinder.find_spec(name, [str(Path(__file__).resolve().parents[3])])
+
+
 def _import_pyparallel() -> None:
     """Import pyparallel, which records this process; write a file if that fails."""
-    root = str(Path(__file__).resolve().parents[3])
-    sys.path.append(root)  # last: the script's own pyparallel has priority
     try:
         importlib.import_module("pyparallel")
     except Exception as error:
@@ -69,8 +81,6 @@ def _import_pyparallel() -> None:
             Path(folder, f"{os.getpid()}.failed").write_text(text, encoding="utf-8")
         except OSError:
             pass
-    finally:
-        sys.path.remove(root)
 
 
 def _import_hidden() -> None:
@@ -91,5 +101,7 @@ def _import_hidden() -> None:
 if _VARIABLE in os.environ:
     finder: Any = SimpleNamespace(find_spec=_find_spec)
     sys.meta_path.insert(0, finder)
+    last: Any = SimpleNamespace(find_spec=_find_package)
+    sys.meta_path.append(last)  # the script's own packages have priority
 if __name__ == "sitecustomize":
     _import_hidden()
