@@ -6,6 +6,7 @@ import argparse
 import faulthandler
 import json
 import os
+import sys
 import time
 import warnings
 from collections.abc import Callable
@@ -50,7 +51,8 @@ def main(argv: list[str]) -> int:
         help="test the kernels and copies of each GPU instead, and record the result",
     )
     options = parser.parse_args(argv)
-    faulthandler.enable()  # a crash of the extension prints the call
+    if sys.stderr:  # None: closed before the start
+        faulthandler.enable()  # a crash of the extension prints the call
     problems: list[Problem] = []
     found: dict[str, Any] = {"schema": SCHEMA}
     deadline = time.monotonic() + SECONDS - _age()
