@@ -11,6 +11,8 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from ..batch import pytree
+from ..batch.container import map_tensors
 from ..core.errors import (
     CountError,
     LossTypeError,
@@ -336,11 +338,12 @@ class OptimWrapper(Accumulation, OptimWrapperBase):
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Load a state from `state_dict`, of mmengine's wrapper, or of the optimizer.
 
-        The argument is not changed.
+        The argument is not changed, nor by later steps.
         """
         state = dict(state_dict)
         base = state.pop("base_param_settings", None)
         self.optimizer.load_state_dict(state)
+        _copy_shared(self.optimizer.state, state["state"])
         if base is not None:
             self.base_param_settings = dict(base)
 
@@ -417,6 +420,17 @@ def _parse_clip_grad(clip_grad: Any) -> tuple[Callable[..., Any], str, dict[str,
             f"{dict(clip_grad)!r}: {error}."
         ) from error
     return function, f"grad_{clip_type}", kwargs
+
+
+def _copy_shared(state: dict[Any, Any], loaded: Mapping[Any, Any]) -> None:
+    """Copy the tensors of an optimizer that torch took from a loaded state."""
+    theirs = {id(leaf) for leaf in pytree.flatten([*loaded.values()])[0]}
+
+    def own(tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.clone() if id(tensor) in theirs else tensor
+
+    for parameter, values in state.items():
+        state[parameter] = map_tensors(own, values)
 
 
 def _momentum(group: Mapping[str, Any]) -> Any:

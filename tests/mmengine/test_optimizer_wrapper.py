@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 from typing import Any
 
 import pytest
@@ -192,6 +193,47 @@ def test_arguments_of_callers_are_not_changed() -> None:
         assert runs.same_state(state, kept)
         wrapper.load_state_dict(state)
         assert wrapper.get_lr()["base_lr"] == [0.1]
+
+
+@pytest.mark.parametrize(
+    "cls",
+    [
+        functools.partial(torch.optim.SGD, momentum=0.9),
+        functools.partial(torch.optim.AdamW, amsgrad=True),
+        functools.partial(torch.optim.Adagrad, foreach=True),
+        functools.partial(torch.optim.LBFGS, max_iter=2),
+    ],
+)
+@pytest.mark.parametrize("wrap", [OptimWrapper, lambda o: AmpOptimWrapper(optimizer=o)])
+def test_one_state_starts_several_runs(cls: Any, wrap: Any) -> None:
+    model = torch.nn.Linear(2, 1)
+    inputs = torch.tensor([[1.0, 2.0], [3.0, -1.0]])
+
+    def train(wrapper: Any) -> None:
+        def closure() -> Any:
+            wrapper.optimizer.zero_grad()
+            loss = model(inputs).square().mean()
+            loss.backward()
+            return loss
+
+        for _ in range(2):
+            if isinstance(wrapper.optimizer, torch.optim.LBFGS):
+                wrapper.optimizer.step(closure)
+            else:
+                wrapper.update_params(model(inputs).square().mean())
+
+    first = wrap(cls(model.parameters(), lr=0.1))
+    train(first)
+    saved = copy.deepcopy((model.state_dict(), first.state_dict()))
+    kept, ends = copy.deepcopy(saved), []
+    for _ in range(2):
+        model.load_state_dict(saved[0])
+        again = wrap(cls(model.parameters(), lr=0.1))
+        again.load_state_dict(saved[1])
+        train(again)
+        ends.append(model.weight.detach().clone())
+        assert runs.same_state(saved[1], kept[1])
+    assert torch.equal(*ends)
 
 
 COUNTS = "accumulative_counts must be an integer of 1 or more, but is"
