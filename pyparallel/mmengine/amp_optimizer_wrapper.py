@@ -82,7 +82,12 @@ class AmpOptimWrapper(OptimWrapper, AmpOptimWrapperBase):
             optimizer = _LocalGradients(self.optimizer)
         if self.clip_grad_kwargs:
             self.loss_scaler.unscale_(optimizer)
-            self._clip_grad()
+            try:
+                self._clip_grad()
+            except BaseException:  # such as of error_if_nonfinite
+                # Otherwise the scaler would refuse every later step.
+                self.loss_scaler.update(self._scale_update_param)
+                raise
         self.loss_scaler.step(optimizer, **kwargs)
         self.loss_scaler.update(self._scale_update_param)
 

@@ -80,6 +80,24 @@ def test_float16_leaves_out_steps_that_overflow_and_halves_the_scale(
     assert model.seen == torch.float16
 
 
+@pytest.mark.parametrize("static", [False, True])
+def test_an_error_of_clipping_is_no_error_of_later_steps(static: bool) -> None:
+    clip = {"max_norm": 1.0, "error_if_nonfinite": True}
+    model, wrapper = make(
+        loss_scale=256.0 if static else {"init_scale": 256.0}, clip_grad=clip
+    )
+    before = copy.deepcopy(model)
+    (inputs,) = runs.batches(1)
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match=r"^The total norm of order 2\.0 for"):
+            wrapper.update_params(model(inputs) * float("inf"))
+        assert runs.same_bits(model, before)
+        wrapper.zero_grad()
+    assert wrapper.loss_scaler.get_scale() == (256.0 if static else 64.0)
+    wrapper.update_params(model(inputs))
+    assert not runs.same_bits(model, before)
+
+
 def test_the_state_adds_the_scale() -> None:
     scale = {"init_scale": 64.0, "growth_interval": 5}
     model, wrapper = make(loss_scale=scale, dtype="float16")
