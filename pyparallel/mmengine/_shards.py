@@ -124,14 +124,11 @@ def note_replaced(
 
 
 def check_present(groups: Iterable[Mapping[str, Any]]) -> None:
-    """Raise if an optimizer has parameters from before the model was sharded.
-
-    The first parameter of each of its groups is checked.
-    """
-    if not len(_replaced):
+    """Raise if an optimizer has parameters from before the model was sharded."""
+    if not len(_replaced):  # they are freed, unless something has a reference
         return
-    for group in groups:
-        where = next((_replaced.get(each) for each in group["params"][:1]), None)
+    for parameter in (each for group in groups for each in group["params"]):
+        where = _replaced.get(parameter)
         if where is not None:
             raise RuntimeError(
                 f"{where}: the optimizer must have parameters of the sharded model, "

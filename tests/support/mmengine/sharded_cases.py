@@ -290,7 +290,7 @@ def refusals(rank: int, world: int) -> None:
         refused(
             ValueError, "OptimWrapper: clip_grad['norm_type'] must be above", zero.step
         )
-        if shard in (flat, two):  # other parameters took the place of all
+        if shard in (flat, two, ignoring):  # others took the place of all or most
             name = type(model).__name__
             refused(
                 RuntimeError,
