@@ -5,16 +5,17 @@ from __future__ import annotations
 import math
 import numbers
 import operator
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from functools import reduce
 from typing import Any
 
 import torch
+from torch import nn
 
 from ..batch import pytree
 from ..batch.container import DataContainer
-from ..core.errors import BatchTypeError, BatchValueError, type_name
+from ..core.errors import BatchTypeError, BatchValueError, restoring, type_name
+from ..core.torch_private import ignored_by_ddp
 from ..scatter_gather.checks import check_keys
 from ..scatter_gather.split import partition
 
@@ -102,26 +103,26 @@ def refuse_updates(arguments: Any, where: str) -> None:
             raise BatchTypeError(
                 f"{where} must leave updates to its caller on several devices, but got "
                 f"a {type_name(leaf)}, with which every replica would update the "
-                "parameters. Use MMDistributedDataParallel."
+                "parameters. Use MMDistributedDataParallel of pyparallel.mmengine."
             )
 
 
-@contextmanager
-def forbid_optimizer_steps(arguments: Any, where: str) -> Iterator[None]:
-    """Make the optimizers among the arguments raise an error in ``step``."""
+@restoring
+def forbid_backward(module: nn.Module, message: str) -> Generator[None, None, None]:
+    """Raise an error at a backward pass into parameters of a module within a block."""
 
-    def refuse(optimizer: Any, args: Any, kwargs: Any) -> None:
-        raise BatchValueError(
-            f"{where} must leave updates to its caller on several devices, but calls "
-            f"{type(optimizer).__name__}.step, as every replica would. Use "
-            "MMDistributedDataParallel."
-        )
+    def refuse(parameter: torch.Tensor) -> None:
+        raise BatchValueError(message)
 
-    with ExitStack() as stack:
-        for leaf in pytree.flatten(arguments)[0]:
-            if isinstance(leaf, torch.optim.Optimizer):
-                stack.callback(leaf.register_step_pre_hook(refuse).remove)
-        yield
+    ignored = ignored_by_ddp(module)
+    hooks = [
+        each.register_post_accumulate_grad_hook(refuse)
+        for name, each in module.named_parameters()
+        if each.requires_grad and name not in ignored
+    ]
+    yield
+    for hook in hooks:
+        hook.remove()
 
 
 class _Mean:

@@ -16,7 +16,7 @@ from ..scatter_gather.gather import gather
 from ..scatter_gather.scatter import first_arguments, scatter_kwargs
 from ._replica_steps import (
     combine_outputs,
-    forbid_optimizer_steps,
+    forbid_backward,
     refuse_updates,
     sample_counts,
 )
@@ -140,10 +140,9 @@ class MMDataParallel(nn.DataParallel[nn.Module]):
             RuntimeError: parameters or buffers are not on the (first) device.
             TypeError: on several devices, an argument is an ``OptimWrapper``, by which
                 the module would update its parameters. Nothing has changed.
-            ValueError: on several devices, the model calls ``step`` of an optimizer
-                among the arguments (before it changes a parameter); or the outputs
-                differ in structure; or they lack ``num_samples``, and the arguments do
-                not contain the number of samples.
+            ValueError: on several devices, the step runs a backward pass itself (no
+                parameter has changed); or the outputs differ in structure; or they lack
+                ``num_samples``, and the arguments do not contain the number of samples.
         """
         if len(self.device_ids) > 1:
             refuse_updates((inputs, kwargs), f"{type(self).__name__}.train_step")
@@ -165,7 +164,12 @@ class MMDataParallel(nn.DataParallel[nn.Module]):
 
     def _step_on_replicas(self, name: str, inputs: Any, kwargs: Any) -> Any:
         where, arguments = f"{type(self).__name__}.{name}", (inputs, kwargs)
-        with forbid_optimizer_steps(arguments, where):
+        refusal = (
+            f"{where} must leave the backward pass to its caller on several devices, "
+            "but runs one itself, whose gradients are not weighted by the numbers of "
+            "samples. Return the loss."
+        )
+        with forbid_backward(self.module, refusal):
             outputs = self._on_replicas(name, inputs, kwargs)
 
         def counts() -> list[int] | None:

@@ -343,26 +343,29 @@ class TestUpdates:
         def train_step(self, x: torch.Tensor, optimizer: Any) -> Any:
             (self.weight * 2).backward()
             optimizer = optimizer["d"] if isinstance(optimizer, dict) else optimizer
-            optimizer.step()
+            if optimizer is not None:
+                optimizer.step()
 
         val_step = train_step
 
     @pytest.mark.parametrize("name", STEPS)
-    @pytest.mark.parametrize("wrap", [lambda o: o, lambda o: {"d": o}])
-    def test_an_optimizer_is_not_stepped_and_nothing_changes(
+    @pytest.mark.parametrize("wrap", [lambda o: o, lambda o: {"d": o}, lambda o: None])
+    def test_a_backward_pass_in_a_step_is_an_error_and_no_parameter_changes(
         self, name: str, wrap: Any
     ) -> None:
         model = self.Stepping({})
         optimizer = torch.optim.SGD(model.parameters(), 1.0)
         wrapper = MMDataParallel(model, ["cpu", "cpu"])
         message = (
-            f"MMDataParallel.{name} {UPDATES} calls SGD.step, as every replica would. "
-            "Use MMDistributedDataParallel."
+            f"MMDataParallel.{name} must leave the backward pass to its caller on "
+            "several devices, but runs one itself, whose gradients are not weighted by "
+            "the numbers of samples. Return the loss."
         )
         with pytest.raises(ValueError, match=f"^{re.escape(message)}"):
             getattr(wrapper, name)(torch.zeros(4), wrap(optimizer))
         assert model.weight.item() == 1.0
-        optimizer.step()  # by the caller, afterwards: as ever
+        (model.weight * 2).backward()  # by the caller, afterwards: as ever
+        optimizer.step()
         assert model.weight.item() < 1.0
 
     def test_an_optimizer_wrapper_is_refused_before_anything_runs(self) -> None:
@@ -382,7 +385,7 @@ class TestUpdates:
             message = (
                 f"MMDataParallel.train_step {UPDATES} got a {cls.__module__}."
                 f"{cls.__qualname__}, with which every replica would update the "
-                "parameters. Use MMDistributedDataParallel."
+                "parameters. Use MMDistributedDataParallel of pyparallel.mmengine."
             )
             with pytest.raises(TypeError, match=f"^{re.escape(message)}$"):
                 wrapper.train_step({"inputs": torch.ones(2, 1)}, given)
