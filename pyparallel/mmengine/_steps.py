@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 
 from ..batch import pytree
 from ..batch.container import DataContainer
-from ..core.errors import BatchTypeError, type_name
+from ..core.errors import (
+    BatchTypeError,
+    OptimWarning,
+    SettingTypeError,
+    type_name,
+    warn_once,
+)
 from ..core.tracing import span
 from ..scatter_gather.scatter import scatter
 from .data_preprocessor import BaseDataPreprocessor
 
 _HOST = -1
+#: The packages whose models have the step of `TrainStep`.
+_LIBRARIES = ("pyparallel", "mmengine")
 
 
 def run_forward(self: Any, data: Any, mode: str) -> Any:
@@ -53,6 +62,37 @@ def open_containers(data: Any, model: Any) -> Any:
     return scatter(data, [device if isinstance(device, torch.device) else _HOST])[0]
 
 
+def optim_context(optim_wrapper: Any, model: Any) -> AbstractContextManager[None]:
+    """Return the context of the forward pass of a training step.
+
+    Raises:
+        TypeError: ``optim_wrapper`` is not an optimizer wrapper.
+    """
+    context: Any = getattr(optim_wrapper, "optim_context", None)
+    if context is None:
+        raise SettingTypeError(
+            f"{type(model).__name__}.train_step: optim_wrapper must be an "
+            f"OptimWrapper, but is {type_name(optim_wrapper)}. Write "
+            "OptimWrapper(optimizer)."
+        )
+    found: AbstractContextManager[None] = context(model)
+    return found
+
+
+def _warn_about_own_step(wrapper: Any, model: Any) -> None:
+    """Warn if the model overrides ``train_step``, which its wrapper does not call."""
+    own = getattr(type(model), "train_step", None)
+    if own is not None and own.__module__.partition(".")[0] not in _LIBRARIES:
+        name = type(wrapper).__name__
+        warn_once(
+            "PP304",
+            f"{name}: train_step of {type(model).__name__} must be called to have an "
+            f"effect, but {name} calls forward(mode='loss') and parse_losses instead. "
+            f"Override train_step in a subclass of {name}.",
+            OptimWarning,
+        )
+
+
 class TrainStep:
     """The training step of a wrapper whose ``forward`` must run, as under DDP."""
 
@@ -70,11 +110,13 @@ class TrainStep:
             The values to log, from ``parse_losses`` of the model.
 
         Raises:
-            TypeError: the preprocessor returned neither a mapping nor a list or tuple.
+            TypeError: ``optim_wrapper`` is another object, such as a torch optimizer;
+                the preprocessor returned neither a mapping nor a list or tuple.
         """
         model = self.module
+        _warn_about_own_step(self, model)
         with span("pyparallel.step"):
-            with optim_wrapper.optim_context(self):
+            with optim_context(optim_wrapper, self):
                 data = open_containers(data, model)
                 data = model.data_preprocessor(data, training=True)
                 losses = self._run_forward(data, mode="loss")

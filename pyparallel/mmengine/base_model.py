@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from ..core.errors import BatchTypeError, BatchValueError, type_name
-from ._steps import run_forward
+from ._steps import optim_context, run_forward
 from ._upstream import (
     BaseDataPreprocessorBase,
     BaseModelBase,
@@ -113,8 +113,11 @@ class BaseModel(BaseModelBase, metaclass=ABCMeta):
 
         Returns:
             The losses to log; see `parse_losses`.
+
+        Raises:
+            TypeError: ``optim_wrapper`` is another object, such as a torch optimizer.
         """
-        with optim_wrapper.optim_context(self):
+        with optim_context(optim_wrapper, self):
             data = self.data_preprocessor(data, True)
             losses = self._run_forward(data, mode="loss")
         loss, log_vars = self.parse_losses(losses)

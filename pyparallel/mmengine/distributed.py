@@ -56,6 +56,7 @@ class MMDistributedDataParallel(
             kwargs = {**kwargs, "device_ids": None, "output_device": None}
         self._check_same_model(module, **kwargs)
         DistributedDataParallel.__init__(self, module, **kwargs)
+        self._frozen = distributed.frozen_parameters(module)
         self.detect_anomalous_params = detect_anomalous_params
 
     def _after_update(self, loss: torch.Tensor) -> None:

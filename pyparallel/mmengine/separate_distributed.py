@@ -15,7 +15,11 @@ from torch.nn.parallel import DistributedDataParallel
 from ..core.devices import current_device
 from ..core.errors import NoSingleAnswerError
 from ..core.tracing import span
-from ..parallel.distributed import broadcast_from_first
+from ..parallel.distributed import (
+    broadcast_from_first,
+    check_frozen,
+    frozen_parameters,
+)
 from ._steps import ModelSteps, open_containers
 from ._upstream import MMSeparateDistributedDataParallelBase, provides
 from .distributed import MMDistributedDataParallel
@@ -83,6 +87,10 @@ class MMSeparateDistributedDataParallel(
         self._own_sync = True
         kwargs.setdefault(_SYNC_BUFFERS, broadcast_buffers)
         module.to(current_device())
+        for name, child in module._modules.items():
+            if isinstance(child, MMDistributedDataParallel):  # of an earlier wrapper
+                module._modules[name] = child.module
+        self._frozen = frozen_parameters(module)
         children = {
             id(child): child for child in module.children() if _needs_ddp(child)
         }
@@ -97,6 +105,7 @@ class MMSeparateDistributedDataParallel(
             if id(child) in wrappers:
                 module._modules[name] = wrappers[id(child)]
         self.module = module
+        self._add_hooks()
 
     def train_step(self, data: Any, optim_wrapper: Any) -> Any:
         """Return ``module.train_step`` of the batch.
@@ -105,6 +114,8 @@ class MMSeparateDistributedDataParallel(
             data: a batch of the loader.
             optim_wrapper: an `OptimWrapperDict`; the model selects its wrappers.
         """
+        if dist.get_world_size(self._group) > 1:
+            check_frozen(type(self).__name__, self._frozen)
         with span("pyparallel.step"):
             data = open_containers(data, self.module)
             return self.module.train_step(data, optim_wrapper)
@@ -140,16 +151,26 @@ class MMSeparateDistributedDataParallel(
         self.module.train(mode)
         return self
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the attributes, for a copy or a pickle; DDP's method needs its own."""
+        return dict(vars(self))
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Set the attributes of a copy, whose parameters have no hooks yet."""
+        nn.Module.__setstate__(self, state)
+        self._add_hooks()
+
     def _synchronize(self, module: nn.Module, wrapped: dict[int, nn.Module]) -> None:
-        """Broadcast the state outside of DDP; add hooks that average its gradients."""
-        lists = [child for child in module.children() if isinstance(child, _LISTS)]
-        own = list(module.parameters(recurse=False))
-        own += [parameter for each in lists for parameter in each.parameters()]
+        """Broadcast the state outside of DDP."""
+        own = _own_parameters(module)
         others = [each for each in module.children() if id(each) not in wrapped]
         rest = [parameter for each in others for parameter in each.parameters()]
         tensors = {id(tensor): tensor for tensor in (*own, *rest, *module.buffers())}
         broadcast_from_first(tensors.values(), self._group)
-        for parameter in dict.fromkeys(own):
+
+    def _add_hooks(self) -> None:
+        """Average the gradients of the model's own parameters."""
+        for parameter in dict.fromkeys(_own_parameters(self.module)):
             if parameter.requires_grad:
                 parameter.register_post_accumulate_grad_hook(self._average_grad)
 
@@ -161,6 +182,13 @@ class MMSeparateDistributedDataParallel(
             mean = grad.contiguous() / dist.get_world_size(self._group)
             dist.all_reduce(mean, group=self._group)
             grad.copy_(mean)
+
+
+def _own_parameters(module: nn.Module) -> list[nn.Parameter]:
+    """Return the parameters that no child uses in a forward pass."""
+    lists = [child for child in module.children() if isinstance(child, _LISTS)]
+    owners = [module.parameters(recurse=False), *(each.parameters() for each in lists)]
+    return [parameter for each in owners for parameter in each]
 
 
 def _needs_ddp(child: nn.Module) -> bool:

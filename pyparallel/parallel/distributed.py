@@ -9,6 +9,11 @@ more than it expects. If they are equal, the bytes are read with the wrong dtype
 
 Here one small reduction finds on every rank whether all models are equal. Only if they
 are not, two more reductions find the first difference, and a gather describes it.
+
+Note: [backward in the step]
+DDP expects a backward pass after its forward. In the first forward it takes no notice
+of gradients, so those of a backward pass inside of it stay different. The ranks' models
+would differ from the first update on, without an error.
 """
 
 from __future__ import annotations
@@ -28,10 +33,11 @@ from torch.nn.parameter import is_lazy
 from ..batch import pytree
 from ..batch.container import DataContainer
 from ..core.devices import HOST, current_device
-from ..core.errors import ModelsDifferError
+from ..core.errors import ModelsDifferError, OptimWarning, warn_once
 from ..core.torch_private import ignored_by_ddp, outside_autocast, require
 from ..core.tracing import span
 from ..scatter_gather.scatter import first_arguments, scatter_kwargs
+from ._replica_steps import forbid_backward
 
 _TEXT = 256  # bytes of a description that are sent
 _BUCKET = 25 * 1024 * 1024  # bytes; the bucket size of DDP
@@ -53,16 +59,22 @@ class MMDistributedDataParallel(DistributedDataParallel):
 
     If the ranks' models differ in shapes, dtypes or frozen parameters, every rank
     raises a `ModelsDifferError` that names the tensor, before any tensor changes. With
-    ``init_sync=False`` the models are not compared, as in torch.
+    ``init_sync=False`` the models are not compared, as in torch. As in torch,
+    parameters that are frozen at construction stay out of all reductions. If one of
+    them requires a gradient later, a warning names it.
 
     Subclasses may override ``scatter``, ``to_kwargs`` and ``_run_ddp_forward``. From
     mmcv 1.x ``MMDistributedDataParallel``.
     """
 
+    _is_checked = False  # by a first step, see Note [backward in the step]
+    _frozen: Sequence[tuple[str, nn.Parameter]] = ()
+
     def __init__(self, module: nn.Module, *args: Any, **kwargs: Any) -> None:
         require(type(self).__name__, DistributedDataParallel)
         self._check_same_model(module, *args, **kwargs)
         super().__init__(module, *args, **kwargs)
+        self._frozen = frozen_parameters(module)
 
     def _check_same_model(self, module: nn.Module, *args: Any, **kwargs: Any) -> None:
         """Compare the ranks' models if torch is about to compare them."""
@@ -97,12 +109,35 @@ class MMDistributedDataParallel(DistributedDataParallel):
 
         Runners call it as ``train_step(data_batch, optimizer, **kwargs)``. The backward
         pass of its result reduces the gradients.
+
+        Raises:
+            ValueError: with several ranks, the first step that reduces gradients runs a
+                backward pass itself, whose gradients DDP would not reduce. No parameter
+                has changed. A step may run passes if it gets ``reducer`` as an argument
+                and calls ``prepare_for_backward`` before each, as in mmcv 1.x.
         """
-        return self._step("train_step", inputs, kwargs)
+        has_reducer = any(x is self.reducer for x in (*inputs, *kwargs.values()))
+        if self._is_checked or has_reducer or not self._reduces():
+            return self._step("train_step", inputs, kwargs)
+        refusal = (
+            f"{type(self).__name__}.train_step must leave the backward pass to its "
+            "caller on several ranks, but runs one itself, whose gradients DDP does "
+            "not reduce. Return the loss. For models of mmengine's protocol use "
+            "MMDistributedDataParallel of pyparallel.mmengine."
+        )
+        with forbid_backward(self.module, refusal):
+            output = self._step("train_step", inputs, kwargs)
+        self._is_checked = True
+        return output
 
     def val_step(self, *inputs: Any, **kwargs: Any) -> Any:
         """Return ``module.val_step`` of the opened arguments; see `train_step`."""
         return self._step("val_step", inputs, kwargs)
+
+    def _reduces(self) -> bool:
+        """Return True if a backward pass after this forward must reduce gradients."""
+        is_on = torch.is_grad_enabled() and self.require_backward_grad_sync
+        return is_on and dist.get_world_size(self.process_group) > 1
 
     def _step(self, name: str, inputs: Any, kwargs: Any) -> Any:
         device_ids = self.device_ids or [_HOST]
@@ -122,6 +157,8 @@ class MMDistributedDataParallel(DistributedDataParallel):
         containers, and would fail for a ``defaultdict`` or without arguments. So it
         gets a placeholder, which it does not change.
         """
+        if self._frozen and self._reduces():
+            check_frozen(type(self).__name__, self._frozen)
         super()._pre_forward(None)  # type: ignore[no-untyped-call]
 
     def _pre_forward(self, *inputs: Any, **kwargs: Any) -> tuple[Any, Any]:
@@ -157,6 +194,29 @@ class MMDistributedDataParallel(DistributedDataParallel):
             if not any(isinstance(leaf, DataContainer) for leaf in leaves):
                 return (inputs,), (kwargs,)  # `scatter_kwargs` has checked them
         return parts
+
+
+def frozen_parameters(module: nn.Module) -> list[tuple[str, nn.Parameter]]:
+    """Return the parameters that DDP leaves out because they require no gradient."""
+    ignored = ignored_by_ddp(module)
+    return [
+        (name, each)
+        for name, each in module.named_parameters()
+        if not each.requires_grad and name not in ignored
+    ]
+
+
+def check_frozen(where: str, frozen: Iterable[tuple[str, nn.Parameter]]) -> None:
+    """Warn once if a parameter that DDP leaves out requires a gradient now."""
+    for name, parameter in frozen:
+        if parameter.requires_grad:
+            warn_once(
+                "PP305",
+                f"{where}: {name} must require no gradient, as in the constructor, but "
+                "requires one now. DDP does not reduce it, so each rank trains this "
+                "parameter alone. Wrap the module again after requires_grad_().",
+                OptimWarning,
+            )
 
 
 class TensorForm(NamedTuple):

@@ -87,6 +87,17 @@ def test_values_that_cannot_be_arguments_are_refused() -> None:
     )
 
 
+def test_a_step_takes_only_an_optimizer_wrapper() -> None:
+    model = ToyModel()
+    sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+    for given, found in ((sgd, "torch.optim.sgd.SGD"), (None, "None")):
+        assert message(model.train_step, batch(), given)[1] == (
+            f"{type(model).__name__}.train_step: optim_wrapper must be an "
+            f"OptimWrapper, but is {found}. Write OptimWrapper(optimizer)."
+        )
+    model.train_step(batch(), OptimWrapper(sgd))
+
+
 def test_preprocessors_by_module_by_config_and_by_default() -> None:
     given = nn.Identity()
     assert Only(preprocessor=given).data_preprocessor is given

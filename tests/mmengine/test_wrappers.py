@@ -110,8 +110,8 @@ def test_precision_takes_only_arguments_of_its_class() -> None:
         resolve_dtypes({"param_dtype": 3}, fsdp.MixedPrecision, "here")
 
 
-CASES = ["plain", "accumulation", "clipping", "amp", "batches", "anomalies"]
-CASES += ["adversaries", "structure", "no_sync"]
+CASES = ["plain", "accumulation", "clipping", "amp", "batches", "own_steps"]
+CASES += ["unfrozen", "anomalies", "adversaries", "structure", "no_sync"]
 
 
 @pytest.mark.slow

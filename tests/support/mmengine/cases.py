@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import copy
 import functools
+import itertools
 import logging
+import pickle
+import warnings
 from typing import Any
 
 import torch
@@ -12,7 +15,9 @@ from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.distributed.fsdp import FullyShardedDataParallel
 
+import pyparallel
 from pyparallel import DataContainer, collate, mmengine
+from pyparallel.core import errors
 from pyparallel.mmengine import MMSeparateDistributedDataParallel as Separate
 from pyparallel.mmengine import _upstream
 from tests.support.mmengine.training import (
@@ -186,12 +191,83 @@ def batches(rank: int, world: int) -> None:
                 assert torch.equal(predict({"inputs": contained["inputs"]}), expected)
         assert net.seen[2:] == [("Tensor", "predict")] * 2
     assert losses[AsTuple] == losses[type(None)]
+    assert raised(TypeError, model.train_step, contained, sgd(model)) == (
+        "MMDistributedDataParallel.train_step: optim_wrapper must be an OptimWrapper, "
+        "but is torch.optim.sgd.SGD. Write OptimWrapper(optimizer)."
+    )
     model = mmengine.MMDistributedDataParallel(Net(AsNothing()))
     wrapper = mmengine.OptimWrapper(sgd(model))
     assert raised(TypeError, model.train_step, {}, wrapper) == (
         "MMDistributedDataParallel: data_preprocessor must return a dict, a list or a "
         "tuple of arguments, but returned int."
     )
+
+
+class OwnStep(Net):
+    def train_step(self, data: Any, optim_wrapper: Any) -> Any:
+        raise ZeroDivisionError
+
+
+@case
+def own_steps(rank: int, world: int) -> None:
+    """Warn, once, of a step that the wrappers do not call."""
+    kinds = [mmengine.MMDistributedDataParallel, mmengine.MMFullyShard]
+    for cls, net in itertools.product(kinds, (Net, OwnStep)):
+        model: Any = cls(net())
+        name = cls.__name__
+        expected = [
+            f"[PP304] {name}: train_step of {type(model.module).__name__} must be "
+            f"called to have an effect, but {name} calls forward(mode='loss') and "
+            f"parse_losses instead. Override train_step in a subclass of {name}."
+        ]
+        found = warned(model, rank, world)
+        assert found == expected * (net is OwnStep), found
+
+
+def warned(model: Any, rank: int, world: int) -> list[str]:
+    """Return our warnings in two steps."""
+    errors._warned.clear()
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        for number in range(2):
+            wrapper = mmengine.OptimWrapper(sgd(model))
+            model.train_step(batch(number, world, rank), wrapper)
+    texts = [str(each.message) for each in found]
+    return [text for text in texts if text.startswith("[PP")]
+
+
+class OldStep(Net):
+    """A model of mmcv's protocol, whose caller has another step."""
+
+    def train_step(self, data: Any, optim_wrapper: Any) -> Any:
+        return self(**data, mode="loss")["loss_square"]
+
+
+class OldCaller(pyparallel.MMDistributedDataParallel):
+    def train_step(self, data: Any, optim_wrapper: Any) -> Any:
+        optim_wrapper.update_params(super().train_step(data, optim_wrapper))
+
+
+@case
+def unfrozen(rank: int, world: int) -> None:
+    """Warn, once, of a parameter that DDP leaves out and that is trained later."""
+    kinds = [mmengine.MMDistributedDataParallel, Separate, OldCaller]
+    for cls in kinds:
+        net = OldStep() if cls is OldCaller else Net()
+        net.body[0].requires_grad_(False)
+        model: Any = cls(net)
+        assert not warned(model, rank, world)
+        net.requires_grad_(True)
+        assert warned(model, rank, world) == [
+            f"[PP305] {cls.__name__}: body.0.weight must require no gradient, as in "
+            "the constructor, but requires one now. DDP does not reduce it, so each "
+            "rank trains this parameter alone. Wrap the module again after "
+            "requires_grad_()."
+        ]
+        assert not equal_on_all(values(net))
+        model = cls(net)  # the advice
+        assert not warned(model, rank, world)
+        assert equal_on_all(values(net))
 
 
 @case
@@ -310,17 +386,25 @@ def all_values(model: nn.Module) -> torch.Tensor:
     return torch.cat([each.detach().reshape(-1) for each in tensors])
 
 
+def by_pickle(module: nn.Module) -> Any:
+    return pickle.loads(pickle.dumps(module))
+
+
 @case
 def adversaries(rank: int, world: int) -> None:
     """Compare two optimizers with one process, also of buffers and frozen children."""
-    for groups in (EACH, GROUPS):
+    copied: list[Any] = [copy.copy, copy.deepcopy, by_pickle]
+    for groups, made in ((EACH, None), *((GROUPS, each) for each in (None, *copied))):
         model = Model()
         expected = adversaries_alone(model, world, groups)
         with torch.no_grad():  # which the constructor has to undo
             for each in (*model.parameters(), *model.buffers()):
                 each.add_(rank)
-        both = optimizers(model)
         wrapped = Separate(model, device_ids=[rank])
+        if made is not None:
+            wrapped = made(wrapped)
+            model = wrapped.module
+        both = optimizers(model)
         total = sum(map(len, groups))
         wrapper = wrappers(both, len(groups[0]), total)
         for number in range(total):

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
+import re
 from collections import OrderedDict, defaultdict, namedtuple
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
+import pytest
 import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
@@ -14,20 +17,24 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 from pyparallel import (
     DataContainer,
     MMDistributedDataParallel,
+    mmengine,
     scatter,
     scatter_kwargs,
 )
 from pyparallel.mmcv.distributed_deprecated import (
     MMDistributedDataParallel as Deprecated,
 )
+from pyparallel.mmengine import OptimWrapper
 from tests.support.ranks.distributed_model import (
     METHODS,
     Adversaries,
     Failing,
     Marked,
     OldFix,
+    Protocol,
     Recorder,
     Reference,
+    Updating,
     caller,
     gradients,
     make_batch,
@@ -275,6 +282,39 @@ def reducer_in_the_step(rank: int, world: int) -> None:
         ddp.train_step(data, optimizers, ddp_reducer=ddp.reducer)
     assert equal_on_all(values(model))
     assert (values(model) - start).abs().max() > 1e-2
+
+
+@case
+def updates_in_the_step(rank: int, world: int) -> None:
+    """Refuse a backward pass that DDP would not reduce, before a parameter changes."""
+    data = {"inputs": torch.full((3, 2), rank + 1.0)}
+    message = (
+        "MMDistributedDataParallel.train_step must leave the backward pass to its "
+        "caller on several ranks, but runs one itself, whose gradients DDP does not "
+        "reduce. Return the loss. For models of mmengine's protocol use "
+        "MMDistributedDataParallel of pyparallel.mmengine."
+    )
+    kinds: list[Any] = [(Protocol, OptimWrapper)]
+    kinds += [(Updating, lambda _: None), (Updating, lambda optimizer: optimizer)]
+    for options, (cls, given) in itertools.product(OPTIONS[:3], kinds):
+        model = cls()
+        before, optimizer = values(model), torch.optim.SGD(model.parameters(), 0.1)
+        ddp = MMDistributedDataParallel(model, **options)
+        with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+            ddp.train_step(data, given(optimizer))
+        assert torch.equal(values(model), before)
+        if cls is Protocol:  # the advice
+            ours = mmengine.MMDistributedDataParallel(model)
+            ours.train_step(data, given(optimizer))
+            assert equal_on_all(values(model))
+            assert not torch.equal(values(model), before)
+    # Ranks that shall not reduce: local updates, and groups of one rank.
+    with ddp.no_sync():
+        ddp.train_step(data, optimizer)
+    assert not equal_on_all(values(model))
+    groups = [torch.distributed.new_group([each]) for each in range(world)]
+    alone = MMDistributedDataParallel(Updating(), process_group=groups[rank])
+    alone.train_step(data, None)
 
 
 class Mixed(nn.Module):

@@ -11,6 +11,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parallel.distributed import _find_tensors
 
 from pyparallel import DataContainer, MMDistributedDataParallel, collate, scatter
+from pyparallel.mmengine import BaseModel
 
 SAMPLES = 4  # for one rank and step
 METHODS = ("forward", "train_step", "val_step")
@@ -121,6 +122,29 @@ class Failing(StepIsForward):
         return self.net.train_step(data)
 
     forward = train_step
+
+
+class Protocol(BaseModel):
+    """A model of mmengine's protocol."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer = nn.Linear(2, 2)
+
+    def forward(self, inputs: Any, data_samples: Any = None, mode: str = "") -> Any:
+        return {"loss": self.layer(inputs).square().mean()}
+
+
+class Updating(Protocol):
+    """A model whose step runs the backward pass, and the update if it can."""
+
+    def train_step(self, data: Any, optimizer: Any) -> Any:
+        loss = self(**data)["loss"]
+        loss.backward()
+        if optimizer is not None:
+            optimizer.step()
+        return {"log_vars": {"loss": loss.item()}, "num_samples": 1}
 
 
 class Adversaries(nn.Module):
