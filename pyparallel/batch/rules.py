@@ -175,8 +175,9 @@ class Pad(Rule, PaddingOptions):
             )
         if samples is not column and stack.is_image(column[0]):
             self._check_channels(samples, path)
-        if self.value != 0 and not _can_hold(samples[0].dtype, self.value):
-            self._check_unpadded(samples, dims, name)
+        dtypes = {sample.dtype for sample in samples} if self.value != 0 else ()
+        if not all(_can_hold(dtype, self.value) for dtype in dtypes):
+            self._check_padded(samples, dims, name)
         if padding == _NO_OPTIONS:
             stacked = stack.stack_equal(samples, dims)
             if stacked is not None:
@@ -209,19 +210,19 @@ class Pad(Rule, PaddingOptions):
             advice += f" or {replace(self, dims=num_dims - dim)!r}"
         return f"{advice}."
 
-    def _check_unpadded(
+    def _check_padded(
         self, samples: Sequence[torch.Tensor], dims: int, name: plan.Name
     ) -> None:
-        """Raise if a sample is padded, as its dtype cannot hold the value."""
+        """Raise if a sample is padded, but its dtype cannot hold the value."""
         shapes = [sample.shape for sample in samples]
         padded = plan.plan_stack(shapes, dims, name, self._padding).padded
-        if any(padded):
-            i = padded.index(True)
-            raise with_advice(
-                BatchValueError,
-                f"{name(i)} must have a padding_value that {samples[i].dtype} can "
-                f"hold, but has {self.value!r}.",
-            )
+        for i, sample in enumerate(samples):
+            if padded[i] and not _can_hold(sample.dtype, self.value):
+                raise with_advice(
+                    BatchValueError,
+                    f"{name(i)} must have a padding_value that {sample.dtype} can "
+                    f"hold, but has {self.value!r}.",
+                )
 
     def _check_channels(self, images: Sequence[torch.Tensor], path: Path) -> None:
         """Raise if the channels of PIL images, their last dimension, are padded."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import pickle
 import re
 import sys
@@ -183,6 +184,32 @@ def test_pad_takes_values_that_the_padding_can_hold(
         values, batch_first=True, padding_value=value
     )
     assert_same(Collate(x=Pad(value))(of(*values))["x"], expected)
+
+
+@both
+@pytest.mark.parametrize(
+    ("value", "values", "expected"),
+    [
+        (0.5, [[1, 2], [0.5]], [[1, 2], [0.5, 0.5]]),
+        (-0.5, [[True, False], [0.5]], [[1, 0], [0.5, -0.5]]),
+        (2, [[True, False], [3]], [[1, 0], [3, 2]]),
+        (0.5, [[0.5, 1.0], [1]], "torch.int64 can hold, but has 0.5."),
+        (-0.5, [[1, 2], [0.5], [1]], "torch.int64 can hold, but has -0.5."),
+        (math.nan, [[0.5, 1.0], [1]], "torch.int64 can hold, but has nan."),
+        (2, [[3, 4], [True]], "torch.bool can hold, but has 2."),
+    ],
+)
+def test_each_padded_value_can_hold_the_padding(
+    value: float, values: Any, expected: Any, backend: ModuleType
+) -> None:
+    rules = Collate(x=Pad(value))
+    with using(backend):
+        if isinstance(expected, list):
+            assert rules(of(*values))["x"].tolist() == expected
+            return
+        text = str(raised(rules, of(*values)))
+    assert f"batch[{len(values) - 1}]['x'] must have a padding_value that " in text
+    assert f"{expected} Use another value, or convert the samples" in text
 
 
 # ------------------------------------------------------------------ values of a field
