@@ -411,7 +411,7 @@ def convert(column: Sequence[Any], dim: int = 0) -> list[Any]:
     # One look at all items is cheaper than one at each list.
     nested = not set(map(type, chain.from_iterable(lists))).issubset(NUMBER_DTYPES)
     values = [
-        value if nested and _has_tensor(value) else _as_tensor(value) for value in given
+        value if nested and _is_kept(value) else _as_tensor(value) for value in given
     ]
     # Lists of empty lists have no dtype of their own.
     blank = [
@@ -455,11 +455,18 @@ def _has_no_items(value: Any) -> bool:
     return _is_of_numpy(value) and getattr(value, "size", 1) == 0
 
 
-def _has_tensor(value: Any) -> bool:
-    """Return True for nested lists with tensors or masked arrays.
+def _is_kept(value: Any) -> bool:
+    """Return True for nested lists with tensors or masked arrays, or with themselves.
 
-    torch would drop their gradients and masks.
+    torch would drop the gradients and masks.
     """
+    try:
+        return _has_tensor(value)
+    except RecursionError:
+        return True
+
+
+def _has_tensor(value: Any) -> bool:
     return isinstance(value, list | tuple) and any(
         isinstance(each, torch.Tensor) or stack.is_masked(each) or _has_tensor(each)
         for each in value

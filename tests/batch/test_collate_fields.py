@@ -733,6 +733,17 @@ def test_samples_that_contain_themselves_have_a_depth() -> None:
     )
 
 
+@pytest.mark.parametrize("rule", [Pad(), Stack(), Concat()], ids=repr)
+def test_a_list_that_contains_itself_is_refused(rule: Any) -> None:
+    cycle: list[Any] = [1]
+    cycle += [cycle, cycle]
+    text = str(raised(Collate(x=rule), of(cycle)))
+    assert "batch[0]['x'] must be a tensor, " in text
+    assert text.endswith(f" of equal lengths, but is list. {_KEEP_LIST}")
+    assert Collate(x=List())(of(cycle))["x"][0] is cycle
+    assert repr(Collate.auto(of(cycle))) == "Collate(x=List())"
+
+
 def test_auto_reads_samples_from_the_whole_data_set() -> None:
     class Recording(list[Any]):
         def __getitem__(self, i: Any) -> Any:
