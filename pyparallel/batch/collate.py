@@ -243,8 +243,9 @@ def open_columns(
         return columns, rebuild
     if pytree.has_fields(first):
         check_types(column, type(first), f"a {type_name(first)}", path)
-        names = pytree.field_values(first)
-        fields = {Field(name): [getattr(x, name) for x in column] for name in names}
+        rows: list[Any] = list(map(pytree.field_values, column))
+        by_name = _columns_by_key(rows, path, drops_keys)
+        fields = {Field(name): values for name, values in by_name.items()}
         return fields, partial(pytree.rebuild_fields, first)
     if isinstance(first, Sequence):
         pairs = sequence_columns(column, path, advice)

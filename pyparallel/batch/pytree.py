@@ -16,6 +16,7 @@ tensors, arrays, strings, bytes, ``None``, ``range``, ``torch.Size``, DataContai
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import functools
 import threading
@@ -333,24 +334,39 @@ def rebuild_sequence(like: Sequence[Any], values: list[Any]) -> Any:
 def rebuild_fields(like: Any, values: Iterable[Any]) -> Any:
     """Return a new instance of the class of ``like`` with its fields set to ``values``.
 
-    ``__init__``, ``__post_init__`` and validators are not run, because their checks are
-    for one sample and may fail for the fields of a batch. Frozen and slotted classes
-    work.
+    These are the fields that are set in ``like``. ``__init__``, ``__post_init__`` and
+    validators are not run, because their checks are for one sample and may fail for the
+    fields of a batch. Frozen and slotted classes work.
     """
     cls = type(like)
-    result, names = object.__new__(cls), field_names(cls) or []
+    result, names = object.__new__(cls), list(field_values(like))
     if hasattr(cls, "__pydantic_fields__"):  # the slots that each model needs
         state = {"fields_set": set(names), "extra": None, "private": None}
         for slot, value in state.items():
             object.__setattr__(result, f"__pydantic_{slot}__", value)
-    for name, value in zip(names, values, strict=True):
-        object.__setattr__(result, name, value)
+    _set_fields(result, dict(zip(names, values, strict=True)))
     return result
 
 
 def field_values(value: Any) -> dict[str, Any]:
-    """Return the fields of an instance in field order, without copies."""
-    return {name: getattr(value, name) for name in field_names(type(value)) or ()}
+    """Return the fields of an instance that are set, in field order, without copies."""
+    cls = type(value)
+    names = [*(field_names(cls) or ())]
+    if hasattr(cls, "__pydantic_fields__"):  # a model may allow extra fields
+        names += getattr(value, "__pydantic_extra__", None) or ()
+    return {name: getattr(value, name) for name in names if hasattr(value, name)}
+
+
+def _set_fields(value: Any, fields: dict[str, Any]) -> None:
+    """Set fields without the checks of the class."""
+    own, extra = field_names(type(value)) or (), {}
+    for name, each in fields.items():
+        if name in own:
+            object.__setattr__(value, name, each)
+        else:
+            extra[name] = each
+    if extra:
+        object.__setattr__(value, "__pydantic_extra__", extra)
 
 
 class Container(NamedTuple):
@@ -443,7 +459,7 @@ def _register_container(value: Any) -> None:
     if split_registered(value) is not None:
         split, join = split_registered, join_registered
     elif issubclass(cls, Mapping):
-        split, join = _split_mapping, _join_mapping
+        split, join = _split_mapping, _move_mapping
     elif field_names(cls) is not None:
         split, join = _split_fields, _fields_join(cls)
     elif issubclass(cls, list | tuple):
@@ -466,10 +482,36 @@ def _join_mapping(like: Mapping[Any, Any], children: Sequence[Any]) -> Any:
     return rebuild_mapping(like, dict(zip(like, children, strict=True)))
 
 
+def _move_mapping(like: Mapping[Any, Any], children: Sequence[Any]) -> Any:
+    copied = _copy_with(like, dict(zip(like, children, strict=True)))
+    return _join_mapping(like, children) if copied is None else copied
+
+
+def _copy_with(like: Any, items: dict[Any, Any]) -> Any:
+    """Return a copy of a dict or a list with its attributes and other items, or None.
+
+    None means that it has no attributes, or that they follow its items. ``pin_memory``
+    of torch keeps attributes in the same way.
+    """
+    is_user = isinstance(like, UserDict)
+    attributes = set(getattr(like, "__dict__", ())) - ({"data"} if is_user else set())
+    if not attributes or not attributes.isdisjoint(items):
+        return None
+    put: Any = list.__setitem__ if isinstance(like, list) else dict.__setitem__
+    with suppress(Exception):  # of the user's class, or it is neither dict nor list
+        result = copy.copy(like)
+        store = result.data if is_user else result
+        if store is not (like.data if is_user else like):
+            for key, value in items.items():
+                put(store, key, value)
+            if all(result[key] is value for key, value in items.items()):
+                return result
+    return None
+
+
 def _split_fields(value: Any) -> _Split:
-    names = [name for name in field_names(type(value)) or () if hasattr(value, name)]
-    children = tuple([getattr(value, name) for name in names])
-    return children, (value, names), tuple(map(Field, names))
+    fields = field_values(value)
+    return tuple(fields.values()), (value, list(fields)), tuple(map(Field, fields))
 
 
 def _fields_join(cls: Any) -> Callable[[Any, Iterable[Any]], Any]:
@@ -489,8 +531,7 @@ def _fields_join(cls: Any) -> Callable[[Any, Iterable[Any]], Any]:
         for attribute in attributes:
             with suppress(AttributeError):
                 attribute.__set__(result, attribute.__get__(value))
-        for name, child in zip(names, children, strict=True):
-            object.__setattr__(result, name, child)
+        _set_fields(result, dict(zip(names, children, strict=True)))
         return result
 
     return join
@@ -513,7 +554,8 @@ def _split_sequence(value: Sequence[Any]) -> _Split:
 
 
 def _join_sequence(like: Sequence[Any], children: tuple[Any, ...]) -> Any:
-    return rebuild_sequence(like, list(children))
+    copied = _copy_with(like, dict(enumerate(children)))
+    return rebuild_sequence(like, list(children)) if copied is None else copied
 
 
 _register: Any = optree.register_pytree_node

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import random
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from types import ModuleType, SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -107,6 +108,81 @@ def test_batches_of_another_class_are_gathered(make: Any) -> None:
     batch = Collate(image=Pad())(samples_of(make))
     whole = gather([batch, batch], -1)
     assert type(whole) is make and whole.id.tolist() == [0, 1, 2, 3] * 2
+
+
+class Extended(Model):
+    """The same, with extra fields."""
+
+    def __init__(self, image: torch.Tensor, id: int, **extra: Any) -> None:
+        super().__init__(image, id)
+        vars(self)["__pydantic_extra__"] = extra
+
+    def __getattr__(self, name: str) -> Any:
+        extra = vars(self).get("__pydantic_extra__") or {}
+        if name not in extra:
+            raise AttributeError(name)
+        return extra[name]
+
+
+@both
+def test_extra_fields_of_a_model_are_fields(backend: ModuleType) -> None:
+    samples = [Extended(torch.ones(2), i, mask=torch.ones(2 + i)) for i in range(2)]
+    with using(backend):
+        batch = Collate(mask=Pad())(samples)
+        (part,) = scatter(batch, "cpu", dtype=torch.float64)
+        whole = gather([batch, batch], "cpu")
+    assert [each.mask.shape for each in (batch, part, whole)] == [(2, 3)] * 2 + [(4, 3)]
+    assert part.mask.dtype == torch.float64 and batch.mask.dtype == torch.float32
+    assert {type(each) for each in (batch, part, whole)} == {Extended}
+    with pytest.raises(KeyError, match="lacks 'mask'"):
+        Collate(image=Pad())([samples[0], Extended(torch.ones(2), 2)])
+
+
+@dataclass
+class Late:
+    """A dataclass with a field that need not be set."""
+
+    image: torch.Tensor
+    id: int
+    area: Any = field(init=False)
+
+
+@dataclass(slots=True)
+class LateSlot(Late):
+    """The same in slots."""
+
+    size: Any = field(init=False)
+
+
+@both
+@pytest.mark.parametrize("cls", [Late, LateSlot])
+@pytest.mark.parametrize("is_set", [False, True])
+def test_a_field_may_be_unset(is_set: bool, cls: Any, backend: ModuleType) -> None:
+    samples = samples_of(cls, 2)
+    for sample in samples if is_set else ():
+        sample.area = 6.0
+    rules = Collate(image=Pad())
+    with using(backend):
+        batch = rules(samples)
+        found = [batch, collate(samples[:1]), gather([batch, batch], "cpu")]
+        found += scatter(batch, "cpu")
+        chosen = Collate.auto(samples[:1])
+    assert repr(chosen).count("area") == is_set
+    for each in found:
+        assert type(each) is cls and not hasattr(each, "size")
+        assert hasattr(each, "area") == is_set
+
+
+def test_a_field_that_only_one_sample_has_is_named() -> None:
+    one, other = samples_of(Late, 2)
+    one.area = 6.0
+    for late, pair in enumerate(([other, one], [one, other])):
+        with pytest.raises(KeyError) as caught:
+            Collate(image=Pad())(pair)
+        assert str(caught.value) == (
+            f"batch[{late}] must have the keys of batch[{1 - late}], but lacks 'area'. "
+            "Give every sample the same keys."
+        )
 
 
 @CLASSES

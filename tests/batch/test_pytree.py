@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import gc
+import operator
 import threading
 import weakref
+from collections import UserDict
 from dataclasses import InitVar, dataclass, field, make_dataclass
 from functools import cached_property
 from typing import Any
@@ -12,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from pyparallel import collate, gather, scatter
+from pyparallel import DataContainer, PreDataLoader, collate, gather, scatter
 from pyparallel.batch import pytree
 
 pytestmark = pytest.mark.asan
@@ -111,7 +113,6 @@ class Owned(list[Any]):
 
     def __init__(self, owner: Any = None) -> None:
         super().__init__()
-        self.owner = owner
 
 
 class Filed(dict[str, Any]):
@@ -119,7 +120,58 @@ class Filed(dict[str, Any]):
 
     def __init__(self, path: Any = None) -> None:
         super().__init__()
-        self.path = path
+
+
+class Encoded(UserDict[str, Any]):
+    """A batch with attributes, as of tokenizers."""
+
+    def __init__(self, data: Any, encodings: Any = None) -> None:
+        super().__init__(data)
+        self.encodings = encodings
+
+
+class Loaded(Filed):
+    """A dict with attributes that its constructor does not take."""
+
+    def __init__(self, data: Any, encodings: Any) -> None:
+        super().__init__()
+        self.update(data)
+        self.encodings = encodings
+
+
+class Held(Owned):
+    """A list with attributes."""
+
+    def __init__(self, data: Any, encodings: Any) -> None:
+        super().__init__()
+        self += data.values()
+        self.encodings = encodings
+
+
+class Mirrored(dict[str, Any]):
+    """A dict with an attribute for each item."""
+
+    def __init__(self, data: Any, encodings: Any = None) -> None:
+        super().__init__(data)
+        vars(self).update(self, encodings=encodings)
+
+
+@pytest.mark.parametrize("cls", [Encoded, Loaded, Held])
+def test_attributes_of_dicts_and_lists_move_with_them(cls: Any) -> None:
+    encodings = ["a", "b"]
+    batch = cls({"a": torch.ones(2), "data": torch.zeros(2)}, encodings)
+    before, x = list(getattr(batch, "values", batch.copy)()), torch.float64
+    moved = [*scatter(batch, -1, dtype=x), *scatter([batch], "cpu", dtype=x)[0]]
+    moved += [*scatter(batch, ["cpu", "cpu"]), *PreDataLoader([batch], "cpu")]
+    moved += [DataContainer(batch).to("cpu").data]
+    for each in moved:
+        assert type(each) is cls and each.encodings is encodings
+    assert torch.equal((moved[0] if cls is Held else [*moved[0].values()])[0],
+                       torch.ones(2, dtype=x))  # fmt: skip
+    after = list(getattr(batch, "values", batch.copy)())
+    assert all(map(operator.is_, before, after))
+    (mirrored,) = scatter(Mirrored({"a": torch.ones(2)}), -1, dtype=x)
+    assert mirrored["a"] is mirrored.a and mirrored.a.dtype == x
 
 
 @pytest.mark.parametrize("empty", [Stubborn(items=[]), Owned()], ids=["refuse", "drop"])
