@@ -220,6 +220,8 @@ def check_quantization(samples: Sequence[torch.Tensor], name: Name, i: int) -> N
         return
     if not samples[i].is_quantized:
         rule, found = f"be quantized like {name(0)}", "is not"
+    elif not samples[0].is_quantized:
+        rule, found = f"not be quantized, like {name(0)}", f"has {samples[i].dtype}"
     elif samples[i].qscheme() is not torch.per_tensor_affine:
         rule, found = "be quantized per tensor", f"is {samples[i].qscheme()}"
     else:

@@ -293,6 +293,16 @@ TENSORS = {
             RuntimeError,
         ),
     ),
+    "plain-and-quantized": Case(
+        lambda: [ONES(2), quantized(2)],
+        collate,
+        refused(
+            "batch[1] must not be quantized, like batch[0], but has torch.quint8. "
+            f"{QUANTIZED}",
+            TypeError,
+            RuntimeError,
+        ),
+    ),
     "quantized-by-channel": Case(
         lambda: [by_channel(), by_channel()],
         collate,
