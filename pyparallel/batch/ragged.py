@@ -187,7 +187,8 @@ class Ragged(TensorFields):
 
         Stream: on a GPU the host waits for two offsets.
         """
-        offsets = self.offsets[start : stop + 1]
+        start, stop, _ = slice(start, stop).indices(self.num_samples)
+        offsets = self.offsets[start : max(start, stop) + 1]
         first, last = self._numbers(offsets[[0, -1]])
         return Ragged.from_fields((self.values[first:last], offsets - first))
 

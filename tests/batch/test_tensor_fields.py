@@ -47,6 +47,18 @@ def test_len_iteration_and_indices_count_samples(make: Callable[[], Any]) -> Non
         value[::2]
 
 
+@both
+@pytest.mark.parametrize(
+    "ends", [(0, 9), (1, 1), (2, 1), (3, 3), (5, 5), (-2, 3), (-2, -1), (-1, -2)]
+)
+def test_a_part_has_the_samples_of_a_slice(
+    make: Callable[[], Any], ends: tuple[int, int]
+) -> None:
+    part, expected = make().part(*ends), list(make())[slice(*ends)]
+    assert len(part) == len(expected)
+    assert all(map(torch.equal, part, expected))
+
+
 def test_shape_dtype_and_device_are_those_of_the_data() -> None:
     assert ragged().shape == (3, None) and padded().shape == (3, 2)
     assert Ragged.from_tensors([torch.ones(2, 4, 5)]).shape == (1, None, 4, 5)
