@@ -239,10 +239,11 @@ def _run_torch(
         inside = torch.ones(image.shape[1:], dtype=torch.bool, device=first.device)
         inside = torch_stack.pad(inside, sides)
         padded = torch_stack.pad(pixels, sides)
-        rows.append(torch.where(inside, padded, fill).to(options.dtype))
+        row = torch.where(inside, padded, fill).to(options.dtype)
+        rows.append(row.permute(1, 2, 0) if options.channels_last else row)
         masks.append(inside)
     with outside_autocast():
         data = torch.stack(rows).contiguous()
     if options.channels_last:
-        data = data.contiguous(memory_format=torch.channels_last)
+        data = data.permute(0, 3, 1, 2)
     return data, torch.stack(masks) if options.padding.mask else None

@@ -158,6 +158,19 @@ def test_transforms_of_torch_func_use_torch() -> None:
     assert torch.equal(rows[3], pre([torch.ones(1, 2, 2), other]))
 
 
+@both
+@pytest.mark.parametrize("channels", [1, 3])
+def test_every_way_makes_the_memory_format(backend: ModuleType, channels: int) -> None:
+    pre = ImagePreprocessor(2.0, 4.0, memory_format=torch.channels_last)
+    images = [torch.ones(channels, 2, 3), torch.ones(channels, 3, 2)]
+    with using(backend):
+        plain = pre(images)
+        graph = pre([each.clone().requires_grad_() for each in images])
+        rows = torch.func.vmap(lambda x: pre([x, images[1]]))(torch.stack(images[:1]))
+    assert plain.stride() == graph.stride() == rows[0].stride()
+    assert torch.equal(plain, graph) and torch.equal(plain, rows[0])
+
+
 # ---------------------------------------------------------------------- as a module
 def test_it_is_a_module_without_state() -> None:
     pre = ImagePreprocessor(MEAN, STD, swap_channels=True, return_mask=True)
