@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numbers
+import operator
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -24,6 +25,16 @@ from ..core.errors import (
 )
 
 _Path = tuple[Any, ...]
+
+
+def check_dim(value: Any, who: str) -> int:
+    """Return a dimension as an integer; raise TypeError for other values."""
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise BatchTypeError(
+            f"{who}: dim must be an integer, but is {value!r} ({type_name(value)})."
+        ) from None
 
 
 def check_types(values: Sequence[Any], path: _Path) -> None:

@@ -7,7 +7,6 @@ tensors of each device in one packed copy, and joins them on the target.
 from __future__ import annotations
 
 import copy
-import operator
 import sys
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -30,6 +29,7 @@ from ..transfer.between_devices import copy_with_separate_nodes
 from ..transfer.device import torch_device
 from .checks import (
     check_data,
+    check_dim,
     check_equal,
     check_joinable,
     check_keys,
@@ -69,7 +69,7 @@ def gather(outputs: Sequence[_T], target_device: Target | None, dim: int = 0) ->
 
     Raises:
         TypeError: the outputs are not a list or tuple, or have different types at one
-            place.
+            place; ``dim`` is not an integer.
         ValueError: no outputs; keys, lengths, dtypes or values that differ, or shapes
             that differ outside ``dim``. The message names the place and the replica;
             nothing has been copied.
@@ -101,7 +101,7 @@ def gather(outputs: Sequence[_T], target_device: Target | None, dim: int = 0) ->
         target = resolve_target(target_device, "gather", "target_device") or HOST
     with span("pyparallel.gather"):
         plan = _Plan()
-        build = plan.value(list(outputs), (), operator.index(dim))
+        build = plan.value(list(outputs), (), check_dim(dim, "gather"))
         with torch_device.relaxed(plan.device):
             result: _T = build(plan.join(target))
     return result

@@ -17,6 +17,7 @@ from ..core.devices import Targets, resolve_targets
 from ..core.errors import BatchTypeError, BatchValueError, type_name
 from ..core.tracing import span
 from ..transfer.static import StaticBatches, StaticTarget
+from .checks import check_dim
 from .move import move, send_flat, start_copy
 from .split import Options, split, whole_parts
 
@@ -105,8 +106,8 @@ def scatter(
     Returns:
         A list with one entry for each device used (a tuple for a bare tensor or
         DataContainer). It is shorter than ``target_gpus`` when there are fewer chunks.
-        Containers keep their types; DataContainers are replaced by their content. On
-        the host contiguous tensors are not copied.
+        Containers keep their types and attributes; DataContainers are replaced by their
+        content. On the host contiguous tensors are not copied.
 
     Raises:
         TypeError: a target or an option of the wrong type; a DataContainer without
@@ -338,16 +339,7 @@ def _options(
             f"scatter: dtype must be a floating-point torch.dtype, but is {dtype!r}."
         )
     cap = None if max_size is None else _positive(max_size, "max_size")
-    return Options(len(targets), _dim(dim), sizes, cap, dtype)
-
-
-def _dim(value: Any) -> int:
-    try:
-        return operator.index(value)
-    except TypeError:
-        raise BatchTypeError(
-            f"scatter: dim must be an integer, but is {value!r} ({type_name(value)})."
-        ) from None
+    return Options(len(targets), check_dim(dim, "scatter"), sizes, cap, dtype)
 
 
 def _positive(value: Any, option: str) -> int:

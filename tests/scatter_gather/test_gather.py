@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 import torch
 
-from pyparallel import DataContainer, Padded, Ragged, gather
+from pyparallel import DataContainer, Padded, Ragged, gather, scatter
+from pyparallel.core.errors import Error, type_name
 from pyparallel.scatter_gather import gather as gather_module
 from tests.support.errors.collate_errors import freed
 
@@ -183,6 +184,17 @@ def test_a_dimension_that_is_not_there() -> None:
     for error in (ValueError, IndexError):  # torch raised the second
         with pytest.raises(error, match=f"^{re.escape(message)}$"):
             gather([{"x": ONE}, {"x": ONE}], "cpu", 1)
+
+
+@pytest.mark.parametrize("dim", [1.0, "0", None])
+def test_a_dimension_is_an_integer(dim: Any) -> None:
+    rule = f"dim must be an integer, but is {dim!r} ({type_name(dim)})."
+    for who, call in (
+        ("gather", lambda: gather([ONE, ONE], "cpu", dim)),
+        ("scatter", lambda: scatter(ONE, "cpu", dim)),
+    ):
+        with pytest.raises(Error, match=f"^{re.escape(f'{who}: {rule}')}$"):
+            call()
 
 
 def test_an_invalid_target_is_refused() -> None:
