@@ -126,7 +126,17 @@ def copy_compact(
 
 
 def _flatten(tree: Any, roots: int) -> Flat:
-    """Flatten a tree. Only the backend's walk holds empty containers."""
+    """Flatten a tree. Only the backend's walk holds empty containers.
+
+    torch.compile cannot trace the walks of the backend and of optree.
+    """
+    if torch.compiler.is_compiling():
+        flat: Flat = torch.compiler.disable(_flatten_eagerly)(tree, roots)
+        return flat
+    return _flatten_eagerly(tree, roots)
+
+
+def _flatten_eagerly(tree: Any, roots: int) -> Flat:
     while True:
         flat = backend.flatten(tree, _leaf_types, roots)
         if flat is not None:

@@ -141,8 +141,6 @@ class _Nest:
         self, target: torch.device | None, stream: Any, dtype: torch.dtype | None
     ) -> Callable[[], list[Any]] | None:
         """Return the same as `start_copy` if the backend can do all of it, or None."""
-        if torch.compiler.is_compiling():  # which traces no function of the backend
-            return None
         if target is None or target.type == "cpu":
             if dtype is not None:
                 return None
@@ -253,10 +251,7 @@ def _moves(leaf: Any) -> bool:
 
 
 def _keep(leaves: Sequence[Any], parts: Sequence[Any], name: LeafName) -> list[Any]:
-    """Return the parts on the host, with contiguous tensors.
-
-    torch.compile traces this, so it calls no function of the backend.
-    """
+    """Return the parts on the host, with contiguous tensors."""
     return [
         _contiguous(part, partial(name, i))
         if type(leaf) is torch.Tensor or _moves(leaf)

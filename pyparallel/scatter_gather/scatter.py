@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar, overload
 
 import torch
@@ -150,7 +150,7 @@ def scatter(
     if pytree.is_empty(inputs):
         return [inputs] * len(targets)
     with span("pyparallel.scatter"):
-        parts = _scatter(inputs, targets, options, ("inputs",), stream, out)
+        parts = _untraced()(inputs, targets, options, ("inputs",), stream, out)
     return tuple(parts) if isinstance(inputs, torch.Tensor | DataContainer) else parts
 
 
@@ -194,7 +194,7 @@ def scatter_kwargs(
         return (), ()
     tree = (() if no_inputs else inputs, {} if no_kwargs else kwargs)
     with span("pyparallel.scatter"):
-        both = _scatter(tree, targets, options, ("inputs", "kwargs"))
+        both = _untraced()(tree, targets, options, ("inputs", "kwargs"))
     return tuple(part[0] for part in both), tuple(part[1] for part in both)
 
 
@@ -272,6 +272,15 @@ def _scatter(
         for column, target, static in zip(columns, targets, statics, strict=False)
     ]
     return [pytree.unflatten(structure, wait()) for wait in waits]
+
+
+def _untraced() -> Callable[..., list[Any]]:
+    """Return `_scatter`, or in code that torch.compile traces a call that it leaves.
+
+    It cannot trace the walks of containers, by the backend and by optree.
+    """
+    compiling = torch.compiler.is_compiling()
+    return torch.compiler.disable(_scatter) if compiling else _scatter
 
 
 def _keep(

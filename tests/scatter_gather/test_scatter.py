@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from pyparallel import DataContainer as DC
-from pyparallel import collate, scatter, scatter_kwargs
+from pyparallel import collate, scatter, scatter_kwargs, to_host
 from tests.support.batch.samples import Frozen, Pair
+from tests.support.processes.backends import both, using
 
 pytestmark = [pytest.mark.cuda_torch, pytest.mark.asan]
 
@@ -168,3 +169,44 @@ def test_empty_containers_are_the_very_objects(targets, make):
     inputs, kwargs = scatter_kwargs((empty,), {}, targets)
     assert all(args[0] is empty for args in inputs)
     assert kwargs == ({},) * len(targets)
+
+
+# In compiled code
+
+
+@both
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # of torch
+def test_a_compiled_step_may_scatter(backend):
+    weight = torch.ones(2, requires_grad=True)
+
+    def step(x):
+        y = x * weight
+        (part,) = scatter({"y": y, "turned": x.t()}, "cpu", dtype=torch.float64)
+        chunks = DC([x[:2], x[2:]], stack=True)
+        parts = scatter({"y": y, "img": chunks}, ["cpu", "cpu"])
+        (args,), (kwargs,) = scatter_kwargs((y,), {"x": x}, -1)
+        others = [part["turned"].t(), parts[0]["y"], parts[1]["img"], kwargs["x"]]
+        return [part["y"], args[0], *others]
+
+    x = torch.arange(6.0).view(3, 2)
+    with using(backend):
+        torch.compiler.reset()
+        found = torch.compile(step, backend="eager")(x)
+        expected = step(x)
+    assert all(map(torch.equal, found, expected))
+    found[0].sum().backward()
+    assert weight.grad.tolist() == [6, 9]
+
+
+class Unknown:
+    """A class that no walk has met before."""
+
+
+@pytest.mark.filterwarnings("ignore:Dynamo does not know how to trace")
+def test_a_compiled_step_may_move_objects_of_any_class():
+    def step(x):
+        return to_host([x + 1, Unknown()])[0] + DC([x, Unknown()]).to("cpu").data[0]
+
+    torch.compiler.reset()
+    x = torch.ones(2)
+    assert torch.compile(step, backend="eager")(x).tolist() == step(x).tolist() == [3, 3]
