@@ -209,4 +209,6 @@ def test_a_compiled_step_may_move_objects_of_any_class():
 
     torch.compiler.reset()
     x = torch.ones(2)
-    assert torch.compile(step, backend="eager")(x).tolist() == step(x).tolist() == [3, 3]
+    assert (
+        torch.compile(step, backend="eager")(x).tolist() == step(x).tolist() == [3, 3]
+    )
