@@ -351,8 +351,10 @@ class MapFetcher(_Fetcher):
                 seed_all(key)
             if callable(self._seeds):
                 self._seeds(own_seed(key))
-            if self._watch is not None and not self._watch.is_done():
-                with self._watch.sample():
+            watch = None if task.number else self._watch
+            if watch is not None and not watch.is_done():
+                size = len(self._indices) if self._auto_collation else 1
+                with watch.sample(max(size, 1)):  # `stop` empties the indices
                     return self._dataset[index]
         return self._dataset[index]
 

@@ -29,8 +29,8 @@ _DRAWS = frozenset(
     "multinomial poisson uniform_ normal_ random_ bernoulli_ exponential_ cauchy_ "
     "geometric_ log_normal_".split()
 )
-#: A worker watches its first samples. Other threads draw from ``random`` and NumPy as
-#: well, so a warning needs more than one sample.
+#: The most samples of the first batch that are watched, and the number of those that
+#: must draw from ``random`` or NumPy: unknown threads may draw as well.
 _NUM_WATCHED, _NUM_CHANGED = 8, 3
 
 
@@ -141,7 +141,10 @@ def reading() -> Generator[None, None, None]:
 
 
 class DrawWatch:
-    """Warns once if samples that a thread reads draw from the global generators."""
+    """Warns once if samples of the first batch draw from the global generators.
+
+    The loop may draw from ``random`` and NumPy beside all later batches.
+    """
 
     def __init__(self) -> None:
         self._num_left, self._num_changed = _NUM_WATCHED, 0
@@ -151,8 +154,12 @@ class DrawWatch:
         return self._num_left <= 0
 
     @restoring
-    def sample(self) -> Generator[None, None, None]:
-        """Watch a sample that is read in the block."""
+    def sample(self, batch_size: int) -> Generator[None, None, None]:
+        """Watch a sample that is read in the block.
+
+        Args:
+            batch_size: the number of samples of its batch.
+        """
         self._num_left -= 1
         _, python, numpy = raw_states()
         with _FindDraws() as mode:
@@ -160,7 +167,7 @@ class DrawWatch:
         _, python_after, numpy_after = raw_states()
         is_changed = python_after != python or _words(numpy_after) != _words(numpy)
         self._num_changed += is_changed
-        if mode.name or self._num_changed >= _NUM_CHANGED:
+        if mode.name or self._num_changed >= min(_NUM_CHANGED, batch_size):
             self._num_left = 0
             what = f"torch ({mode.name})" if mode.name else "random or NumPy"
             warn_once(

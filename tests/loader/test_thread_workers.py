@@ -385,9 +385,7 @@ DRAWS: dict[str, Callable[[], Any]] = {
 
 @pytest.mark.parametrize("name", DRAWS)
 def test_a_draw_from_a_global_generator_is_a_warning(name: str) -> None:
-    pyparallel.core.errors._warned.pop("PP219", None) if isinstance(
-        pyparallel.core.errors._warned, dict
-    ) else pyparallel.core.errors._warned.clear()
+    pyparallel.core.errors._warned.discard("PP219 ")
 
     def make(index: int) -> int:
         DRAWS[name]()
@@ -398,6 +396,35 @@ def test_a_draw_from_a_global_generator_is_a_warning(name: str) -> None:
         list(DataLoader(Making(make, 12), sample_seeds=True, **THREADS))
     texts = [str(each.message) for each in caught if "PP219" in str(each.message)]
     assert len(texts) == 1 and f"generator of {name.strip()}, which" in texts[0]
+
+
+def test_draws_of_the_loop_are_no_warning() -> None:
+    pyparallel.core.errors._warned.discard("PP219 ")
+    drawn, stopped = threading.Event(), threading.Event()
+
+    def draw() -> None:
+        while not stopped.is_set():
+            random.random(), np.random.rand()
+            drawn.set()
+
+    def make(index: int) -> int:
+        if index >= 4:  # the loop has no batch before
+            drawn.clear()
+            assert drawn.wait(60)
+        return index
+
+    loop = threading.Thread(target=draw)
+    options: Any = {**THREADS, "num_workers": 1, "sample_seeds": True}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        batches = iter(DataLoader(Making(make, 16), 4, **options))
+        next(batches)
+        loop.start()
+        try:
+            assert len(list(batches)) == 3
+        finally:
+            stopped.set()
+            loop.join()
 
 
 def test_own_generators_are_no_warning() -> None:
