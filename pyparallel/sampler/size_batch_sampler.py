@@ -185,8 +185,7 @@ class SizeBatchSampler(Sampler[list[int]]):
         self._next_epoch = 1
         # Where the last pass began, None after set_epoch() or load_state_dict().
         self._reported: _Position | None = None
-        self._plan: Plan | None = None
-        self._plan_key: Any = None
+        self._kept: tuple[Any, Plan] | None = None
 
     @property
     def epoch(self) -> int:
@@ -347,16 +346,18 @@ class SizeBatchSampler(Sampler[list[int]]):
     def _make_plan(self, position: _Position) -> Plan:
         """Return the plan of a part of an epoch. The last one is kept."""
         key = (position.epoch,), position.num_replicas, position.history
-        if self._plan is None or key != self._plan_key:
-            self._plan = None  # before the memory of the next one is needed
-            self._plan, self._plan_key = self._planner.plan(*key), key
-        num_steps = len(self._plan.steps)
+        kept = self._kept  # in one reference, because threads may share the sampler
+        if kept is None or key != kept[0]:
+            kept = self._kept = None  # before the memory of the next one is needed
+            kept = self._kept = key, self._planner.plan(*key)
+        plan = kept[1]
+        num_steps = len(plan.steps)
         if position.step > num_steps:
             raise BatchValueError(
                 f"{_WHERE} a loaded position must be in its epoch of {num_steps} "
                 f"batches, but is after batch {position.step}. Load an undamaged state."
             )
-        return self._plan
+        return plan
 
 
 class _Position(NamedTuple):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import sys
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any
@@ -248,3 +249,29 @@ def test_len_and_report_belong_to_an_epoch() -> None:
         assert len(sampler) == lengths[epoch]  # of the next pass
         assert len(list(sampler)) == lengths[epoch]
         assert sampler.report().planned.num_steps == lengths[epoch]  # of the last one
+
+
+def test_a_pass_keeps_its_plan_beside_another_thread() -> None:
+    sampler, other = (SizeBatchSampler(SIZES, 4) for _ in range(2))
+    other.set_epoch(1)
+    plans = [each._make_plan(each._find_start().divide(1)) for each in (sampler, other)]
+    starts = [each._find_start().divide(1) for each in (sampler, other)]
+    code = SizeBatchSampler._make_plan.__code__
+
+    def interfere(frame: Any, event: str, arg: Any) -> Any:
+        if frame.f_code is code and frame.f_locals["position"] is starts[0]:
+            if event == "line":  # as another thread between two lines
+                sampler._make_plan(starts[1])
+            return interfere
+        return None
+
+    sys.settrace(interfere)
+    try:
+        found = sampler._make_plan(starts[0])
+    finally:
+        sys.settrace(None)
+    assert (
+        [found.batch(i, 0) for i in range(12)]
+        == [plans[0].batch(i, 0) for i in range(12)]
+        != [plans[1].batch(i, 0) for i in range(12)]
+    )
