@@ -26,7 +26,7 @@ from ..core.errors import BatchValueError, restoring, type_name
 from ..core.stateful import copy_state, is_stateful
 from ..core.torch_private import ExceptionWrapper, in_worker_thread
 from . import _random_state
-from ._loader_state import find_epochs, has_set_epoch, set_epochs, shares_dataset
+from ._loader_state import dataset_part, find_epochs, set_epochs, shares_dataset
 from ._sampler_state import END, StatefulIterable
 from .arguments import Loader
 from .errors import worker_text, wrap_exception
@@ -58,8 +58,9 @@ class DatasetTracker:
         dataset: a stateful dataset, or an iterable one.
         batch_size: the number of samples in a batch.
         records: for every worker that had delivered batches: their number (``given``),
-            the last ``state``, the ``random`` state, and whether the epoch has ended
-            (``ended``). Threads share them.
+            the last ``state``, the ``random`` state, whether the epoch has ended
+            (``ended``), and its number of ``set_epoch`` (``number``). Threads share
+            them.
         wants_states: a number in shared memory. Workers report states unless it is 0.
         replays: for workers of a map-style dataset whose state is unknown: the indices
             that they had read, as torch sent them.
@@ -93,7 +94,7 @@ class DatasetTracker:
         record = self.records.pop(worker, None)
         if record is not None and record["state"] is not None:
             with _random_state.preserve_in_parent():
-                self._load(record["state"]["own"])
+                self._load(record)
         for task in self.replays.get(worker, ()):
             with contextlib.suppress(Exception):  # already raised in the earlier run
                 read_again(task)
@@ -132,11 +133,11 @@ class DatasetTracker:
 
     def _restore(self, record: dict[str, Any]) -> Iterator[Any]:
         if "iterator" not in record["state"]:  # saved before an iter()
-            self._load(record["state"]["own"])
+            self._load(record)
             return self._new_epoch()
         if not record["ended"]:
             return self._tracked.resume(record["state"])
-        with _random_state.preserve_in_parent(), self._keep_epoch():
+        with _random_state.preserve_in_parent(), self._keep_epoch(record):
             own = record["state"]["own"] is not None
             first = copy_state(self.dataset) if own else None
             self._finish(record["state"])
@@ -146,20 +147,22 @@ class DatasetTracker:
                 self._finish(record["state"])
         return self._new_epoch()
 
-    def _load(self, state: Any) -> None:
-        with self._keep_epoch():
-            self.dataset.load_state_dict(state)
+    def _load(self, record: dict[str, Any]) -> None:
+        with self._keep_epoch(record):
+            self.dataset.load_state_dict(record["state"]["own"])
 
     @restoring
-    def _keep_epoch(self) -> Generator[None, None, None]:
+    def _keep_epoch(self, record: dict[str, Any]) -> Generator[None, None, None]:
         """Keep the number of ``set_epoch``. A state may have that of an earlier epoch.
 
-        The program cannot set that of another process.
+        A copy in another process may count its epochs. So it keeps the number only if
+        the program has set it since the epoch of the record.
         """
         is_here = get_worker_info() is None or in_worker_thread()
-        is_set = is_here and has_set_epoch(self.dataset)
-        parts = {"dataset": self.dataset} if is_set else {}
+        parts = dataset_part(self.dataset)
         epochs = find_epochs(parts)
+        if not is_here and record.get("number") == epochs.get("dataset"):
+            epochs = {}
         yield
         set_epochs(parts, epochs)
 
@@ -233,7 +236,10 @@ class DatasetStates:
         records: for every worker that has delivered a batch, see `DatasetTracker`.
         unknown: persistent workers that continued after the consumer left an epoch.
         turn: the number of workers to skip before the first one that sends a batch.
+        number: the number of ``set_epoch`` of the dataset in this epoch, if it has one.
     """
+
+    number: int | None = None
 
     def __init__(self, loader: Loader, state: dict[str, Any], *, left: bool) -> None:
         """Begin an epoch.
@@ -302,7 +308,7 @@ class DatasetStates:
             return
         record = self.records.get(report.worker)
         if record is None or record["ended"]:
-            record = {"given": 0, "ended": False, "random": None}
+            record = {"given": 0, "ended": False, "random": None, "number": self.number}
             self.records[report.worker] = record
         record["given"] += 1
         record["state"] = report.state

@@ -22,16 +22,12 @@ def ordering_parts(loader: Loader) -> dict[str, Any]:
     """Return the parts of a loader that determine its order, by name, without doubles.
 
     These are its generator, its sampler, its batch sampler with the sampler inside, and
-    a dataset with ``set_epoch``. Persistent processes keep a copy of the dataset, so
-    the number of this process is not theirs.
+    a dataset with ``set_epoch``.
     """
     found = {"generator": loader.generator, "sampler": loader.sampler}
     found["batch_sampler"] = loader.batch_sampler
     found["batch_sampler.sampler"] = getattr(loader.batch_sampler, "sampler", None)
-    is_thread = getattr(loader, "worker_method", "") == "thread"  # torch's has none
-    keeps_copies = loader.persistent_workers and not is_thread
-    if has_set_epoch(loader.dataset) and not keeps_copies:
-        found["dataset"] = loader.dataset
+    found.update(dataset_part(loader.dataset))
     parts: dict[str, Any] = {}
     for name, part in found.items():
         if part is not None and all(part is not other for other in parts.values()):
@@ -39,9 +35,17 @@ def ordering_parts(loader: Loader) -> dict[str, Any]:
     return parts
 
 
-def has_set_epoch(dataset: Any) -> bool:
-    """Return True if the program may set the number of the epoch of a dataset."""
-    return callable(getattr(dataset, "set_epoch", None))
+def dataset_part(dataset: Any) -> dict[str, Any]:
+    """Return a dataset by its name in `ordering_parts`, if it has ``set_epoch``."""
+    has_method = callable(getattr(dataset, "set_epoch", None))
+    return {"dataset": dataset} if has_method else {}
+
+
+def unread_numbers(dataset: Any) -> dict[str, int]:
+    """Return the integers of a dataset whose ``set_epoch`` sets no ``epoch``."""
+    part = dataset_part(dataset)
+    found = getattr(dataset, "__dict__", {}) if part and not find_epochs(part) else {}
+    return {name: value for name, value in found.items() if type(value) is int}
 
 
 def find_generators(parts: dict[str, Any]) -> dict[str, torch.Generator]:

@@ -137,6 +137,7 @@ class Progress:
         if self._continued:
             self._continue(state, loader.generator)
         self.epochs_seen = find_epochs(self._parts)
+        self.dataset.number = self.epochs_seen.get("dataset")
 
     def _continue(
         self, state: dict[str, Any], generator: torch.Generator | None

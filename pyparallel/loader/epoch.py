@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils.data import IterableDataset, dataloader
 
-from ..core.errors import LoaderWarning, warn, warn_once
+from ..core.errors import LoaderWarning, type_name, warn, warn_once
 from ..core.torch_private import LoaderIter, RangeInC, is_profiling, pin_memory
 from ..core.tracing import span
 from ..shm import pinning
@@ -28,6 +28,7 @@ from ..transfer.device import relaxed_here
 from ..workers.interface import InlineWorkers, Late, Woken, WorkerDied
 from ..workers.processes import ProcessWorkers
 from ._batch_receiver import BatchReceiver
+from ._loader_state import unread_numbers
 from ._progress import Progress
 from ._random_state import SampleTask
 from .arguments import Loader
@@ -117,7 +118,7 @@ class Epoch(LoaderIter):
         progress.indices()
         drawn = torch.empty((), dtype=torch.int64).random_(generator=loader.generator)
         self._base_seed: Any = progress.choose_base_seed(int(drawn))
-        self._epoch = 0
+        self._epoch: tuple[int, int | None] = (0, None)
         self._is_stopped = _never
         self._stale = [0] * max(count, 1)
         self._window: deque[_Pending] = deque()
@@ -203,6 +204,7 @@ class Epoch(LoaderIter):
             # The ring is pinned. Pinning small tensors would cost more.
             inline_nbytes=0 if self._pins_ring else INLINE_NBYTES,
         )
+        self._numbers = unread_numbers(loader.dataset)
         self._pool = ProcessWorkers(context, program, self._num_workers)
         if self._pin_memory_device == "cuda":
             # `is_pinned` is False before. Workers that fork later could not use CUDA.
@@ -227,11 +229,23 @@ class Epoch(LoaderIter):
     def _reset(self, loader: Loader, first_iter: bool = False) -> None:
         """Begin the next epoch of persistent workers, by torch's name."""
         self._pool.is_whole = False
-        self._progress = loader._progress = Progress(loader, reset=True)
+        if self._pool.packs and unread_numbers(self._dataset) != self._numbers:
+            self._numbers = unread_numbers(self._dataset)
+            warn_once(
+                "PP222",
+                f"DataLoader: set_epoch of {type_name(self._dataset)} must set an "
+                "integer attribute 'epoch', because persistent workers have copies of "
+                "the dataset, but it has none. So their copies keep the old number. "
+                "Set self.epoch as well, or use persistent_workers=False.",
+                LoaderWarning,
+            )
+        self._progress = loader._progress = progress = Progress(loader, reset=True)
         for pending in self._window:
             self._stale[pending.worker] += pending.error is None
         self._window.clear()
-        self._epoch += 1
+        # Threads share the dataset, which has the number already.
+        number = progress.dataset.number if self._pool.packs else None
+        self._epoch = (self._epoch[0] + 1, number)
         self._begin(loader, 0)
         self._num_returned = 0
         self._pool.is_whole = True

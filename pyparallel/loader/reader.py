@@ -17,6 +17,7 @@ from ..core.cpu_time import CoreWait, GilWait, cpu_seconds
 from ..core.errors import add_note
 from ..core.torch_private import numpy_seed, set_worker_info
 from ..shm.messages import RingMiss
+from ._loader_state import dataset_part, find_epochs, set_epochs
 from ._random_state import SampleTask
 from .errors import early_end
 from .fetchers import IterableFetcher, MapFetcher, Source, Times
@@ -30,10 +31,11 @@ BATCH, LEFT_OUT, ERROR, END, NOT_STARTED = range(5)
 #: Classes of leaves that contain no tensors.
 _WITHOUT_TENSORS = frozenset((int, float, bool, str, bytes, type(None)))
 
-#: The number of the epoch of these workers, the number of the batch in it, and the
-#: indices, or the parts of a `SampleTask`. A plain tuple, which is cheap to send. A
-#: new number of the epoch begins the dataset again.
-Task = tuple[int, int, Any]
+#: The epoch of these workers, the number of the batch in it, and the indices, or the
+#: parts of a `SampleTask`. A plain tuple, which is cheap to send. A new epoch begins
+#: the dataset again. It is a count, and the number of ``set_epoch`` for copies of the
+#: dataset, or None.
+Task = tuple[tuple[int, int | None], int, Any]
 
 
 class Answer(NamedTuple):
@@ -72,7 +74,7 @@ class Reader:
     def __init__(self, source: Source, base_seed: int) -> None:
         self._source, self._base_seed = source, base_seed
         self.number: int = -1  # of the batch in its epoch
-        self._epoch = 0
+        self._epoch: tuple[int, int | None] = (0, None)
         self._fetcher: MapFetcher | IterableFetcher
         self._start_error: BaseException | None = None
         self._start_text = ""
@@ -126,6 +128,8 @@ class Reader:
     def _begin(self, worker: int) -> None:
         """Restore the dataset, and begin its first epoch."""
         tracker = self._source.tracker
+        epochs = find_epochs(dataset_part(self._source.dataset))
+        self._set_number = epochs.get("dataset")
         if tracker is not None:
             read_again = MapFetcher(self._source, self._times).read
             tracker.enter(worker, read_again)
@@ -159,6 +163,12 @@ class Reader:
             where = "at the start of an epoch"
             raise early_end("iter() of the dataset", error, where) from error
 
+    def _set_epoch(self, number: int | None) -> None:
+        """Set a number of ``set_epoch``, unless a dataset counts its epochs itself."""
+        if number != self._set_number and number is not None:
+            set_epochs(dataset_part(self._source.dataset), {"dataset": number})
+            self._set_number = number
+
     def run(self, task: Task) -> Answer:
         """Return the batch of a task, its error, or the end of an iterable dataset.
 
@@ -171,6 +181,7 @@ class Reader:
         self._times.begin()
         try:
             if epoch != self._epoch:
+                self._set_epoch(epoch[1])
                 self._begin_epoch()
                 self._epoch = epoch  # not after an error: the next task begins it
             if self._source.has_keys:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import random
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -17,7 +18,14 @@ import pytest
 import torch
 from torch.utils.data import BatchSampler, DistributedSampler, IterableDataset
 
-from pyparallel import DataLoader, PreDataLoader, SizeBatcher, SizeBatchSampler
+from pyparallel import (
+    DataLoader,
+    LoaderWarning,
+    PreDataLoader,
+    SizeBatcher,
+    SizeBatchSampler,
+)
+from pyparallel.core import errors
 from tests.support.loader.loader_sets import wait_for
 from tests.support.loader.resumed import Eager, Numbers, seed
 
@@ -334,6 +342,7 @@ WORKERS: list[dict[str, Any]] = [
     {},
     {"num_workers": 1, "worker_method": "thread"},
     {"num_workers": 1},
+    {"num_workers": 2, "persistent_workers": True},
 ]
 
 
@@ -342,6 +351,71 @@ WORKERS: list[dict[str, Any]] = [
 def test_three_starts_of_a_dataset_with_a_number(kind: str, mode: str) -> None:
     number = [*DATASETS].index(kind) + MODES.index(mode)
     check(kind, mode, (4, 2, 2), number % 2 == 0, **WORKERS[number % len(WORKERS)])
+
+
+class OwnCount(EpochStream):
+    """A stream that counts its epochs in each process, and yields the number."""
+
+    def __iter__(self) -> Iterator[int]:
+        yield self.epoch
+        self.epoch += 1
+
+
+class Hidden(EpochNumbers):
+    """A dataset that keeps the number in another attribute."""
+
+    epoch = property()  # type: ignore[assignment]
+    hidden = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self.hidden = epoch
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return Numbers.__getitem__(self, index) + 100 * self.hidden
+
+
+PERSISTENT: dict[str, Any] = {"num_workers": 1, "persistent_workers": True}
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn", "thread"])
+def test_persistent_workers_get_the_number_of_the_epoch(method: str) -> None:
+    options: Any = {**PERSISTENT, "multiprocessing_context": method}
+    if method == "thread":
+        options = {**PERSISTENT, "worker_method": method}
+    data = EpochNumbers(1)
+    loader = DataLoader(data, **options)
+    for epoch in (0, 3, 3, 1):
+        data.set_epoch(epoch)
+        if epoch == 1:
+            next(iter(loader))  # a pass that is left
+            data.set_epoch(epoch + 1)
+            epoch += 1
+        assert [batch.tolist() for batch in loader] == [[100 * epoch]]
+
+
+def test_persistent_workers_may_count_epochs_themselves() -> None:
+    loader = DataLoader(OwnCount(), **PERSISTENT)
+    assert [[x.item() for x in loader] for _ in range(3)] == [[0], [1], [2]]
+    loader.dataset.set_epoch(7)
+    assert [[x.item() for x in loader] for _ in range(2)] == [[7], [8]]
+
+
+def test_a_number_that_persistent_workers_cannot_get_is_a_warning() -> None:
+    data = Hidden(1)
+    loader = DataLoader(data, **PERSISTENT)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for _ in range(2):
+            assert [batch.tolist() for batch in loader] == [[0]]
+    data.set_epoch(1)
+    expected = r"\[PP222\] DataLoader: set_epoch of .*Hidden must set an integer attri"
+    errors._warned.discard("PP222 ")
+    with pytest.warns(LoaderWarning, match=expected):
+        assert [batch.tolist() for batch in loader] == [[0]]
+    # The advice.
+    loader = DataLoader(data, num_workers=1)
+    data.set_epoch(2)
+    assert [batch.tolist() for batch in loader] == [[200]]
 
 
 @pytest.mark.slow
