@@ -25,8 +25,10 @@ def ordering_parts(loader: Loader) -> dict[str, Any]:
     a dataset with ``set_epoch``.
     """
     found = {"generator": loader.generator, "sampler": loader.sampler}
-    found["batch_sampler"] = loader.batch_sampler
-    found["batch_sampler.sampler"] = getattr(loader.batch_sampler, "sampler", None)
+    found["batch_sampler"] = batches = loader.batch_sampler
+    found["batch_sampler.sampler"] = getattr(batches, "sampler", None)
+    inner = getattr(batches, "batch_sampler", None)  # that accelerate divides
+    found["batch_sampler.batch_sampler.sampler"] = getattr(inner, "sampler", None)
     found.update(dataset_part(loader.dataset))
     parts: dict[str, Any] = {}
     for name, part in found.items():

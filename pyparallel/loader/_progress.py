@@ -18,6 +18,8 @@ from typing import Any
 
 import torch
 
+from ..core.errors import type_name
+from ..core.stateful import is_stateful
 from ..core.torch_private import ExceptionWrapper
 from . import _random_state
 from ._dataset_state import DatasetStates
@@ -104,6 +106,7 @@ class Progress:
         self.errors = [SampleError(*error) for error in state["errors"]]
         self._generators = find_generators(self._parts)
         self._sampler = loader._index_sampler
+        self._replaced = loader._replaced
         self._ranks = find_ranks(self._sampler)
         self._iterable = state["loader"]["dataset"] == "iterable"
         self._initial = state
@@ -142,7 +145,17 @@ class Progress:
     def _continue(
         self, state: dict[str, Any], generator: torch.Generator | None
     ) -> None:
-        """Restore samplers and random states from a state."""
+        """Restore samplers and random states from a state.
+
+        Raises:
+            RuntimeError: the sampler does not yield the same indices again.
+        """
+        own = (state["sampler"] or {}).get("own")
+        if own is not None and not is_stateful(unwrap_batch_sampler(self._sampler)):
+            raise self._order_error(
+                "continue at the state of a sampler, but "
+                f"{type_name(self._sampler)} has no load_state_dict"
+            )
         if state["epoch"] is not None:
             self._epoch = {name: state["epoch"][name] for name in self._epoch}
             self.num_delivered = self._num_before = state["given"]
@@ -192,12 +205,9 @@ class Progress:
         _random_state.restore(self._epoch["start"], self._generators)
         is_moved = self._replay(state, generator)
         if is_moved is None:
-            raise RuntimeError(
-                f"DataLoader.load_state_dict: the sampler must yield its first "
-                f"{state['epoch']['drawn']} batches of indices again, but yields "
-                f"others with the restored random states. Load the state of the same "
-                f"rank, sampler and data. If the sampler has its own randomness, add "
-                f"state_dict and load_state_dict to it."
+            raise self._order_error(
+                f"yield its first {state['epoch']['drawn']} batches of indices again, "
+                "but yields others with the restored random states"
             )
         self._restarts = False
         if is_moved:
@@ -206,6 +216,21 @@ class Progress:
             self.base_seed = None
         else:
             self._random_after_seed = state["random"]
+
+    def _order_error(self, text: str) -> RuntimeError:
+        text = f"DataLoader.load_state_dict: the sampler must {text}"
+        if self._replaced is not None:
+            return RuntimeError(
+                f"{text}. The reason: another library has made this loader from one "
+                f"that loaded the state, with {type_name(self._sampler)} in place of "
+                f"{self._replaced}. The state skips batches itself, so leave out "
+                "skip_first_batches of accelerate. If the library divides the batches "
+                "of ranks, load a state of the loader that the library returned."
+            )
+        return RuntimeError(
+            f"{text}. Load the state of the same rank, sampler and data. If the "
+            "sampler has its own randomness, add state_dict and load_state_dict to it."
+        )
 
     def _replay(
         self, state: dict[str, Any], generator: torch.Generator | None

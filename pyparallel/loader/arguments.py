@@ -42,6 +42,7 @@ class Loader(Protocol):
     _iterators: int | None
     _epochs_seen: Mapping[str, int]
     _states_wanted: bool
+    _replaced: str | None
     _dataset_kind: int
 
     @property

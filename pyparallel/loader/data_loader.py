@@ -127,6 +127,8 @@ class DataLoader(TorchLoader[_T_co], StatefulLoader):
         timeout = TimeoutWithOwner()
     #: The loader whose arguments the constructor takes, see Note [copies].
     _source: Self | None = None
+    #: The class of its sampler, if this loader has another one.
+    _replaced: str | None = None
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         """Watch ``__iter__`` of a subclass, see Note [passes].
@@ -236,6 +238,8 @@ class DataLoader(TorchLoader[_T_co], StatefulLoader):
         if source is not None:
             own = {name: getattr(source, name) for name in (*own, *_STATE)}
             source._copy = (weakref.ref(self), source._progress)
+            if self._index_sampler is not source._index_sampler:
+                self._replaced = type_name(source._index_sampler)
         vars(self).update(own, _self=weakref.ref(self))
         self._states_wanted = bool(self.snapshot_every_n_steps)
         self._receiver = BatchReceiver(self.ring_slabs, self.max_ring_bytes)

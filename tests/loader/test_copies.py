@@ -5,16 +5,18 @@ from __future__ import annotations
 import copy
 import gc
 import inspect
+import itertools
 import pickle
+import re
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch.utils.data
-from torch.utils.data import DistributedSampler, IterableDataset
+from torch.utils.data import BatchSampler, DistributedSampler, IterableDataset
 
-from pyparallel import DataLoader, PreDataLoader
+from pyparallel import DataLoader, PreDataLoader, SizeBatchSampler
 
 pytestmark = pytest.mark.one_backend
 
@@ -135,6 +137,45 @@ def test_a_copy_seeds_samples_and_continues_a_loaded_state() -> None:
     copied = made_of(made_of(again))
     assert copied.sample_seeds
     assert numbers(copied) == [[2, 3], [4, 5], [6, 7]]
+
+
+class Skipping(BatchSampler):
+    """Leaves out the first batch, as the sampler of ``skip_first_batches``."""
+
+    def __init__(self, batches: Any) -> None:
+        self.batches = batches
+
+    def __iter__(self) -> Any:
+        return itertools.islice(self.batches, 1, None)
+
+
+@pytest.mark.parametrize(
+    "options, rule",
+    [
+        ({"batch_size": 2}, "yield its first 2 batches of indices again, but yields"),
+        (
+            {"batch_sampler": SizeBatchSampler([1] * 8, 2, shuffle=False)},
+            "continue at the state of a sampler, but test_copies.Skipping has no load",
+        ),
+    ],
+    ids=["", "with a state"],
+)
+def test_a_copy_that_cannot_continue_a_state_names_the_reason(
+    options: dict[str, Any], rule: str
+) -> None:
+    first = iter(loader := DataLoader(range(8), **options))
+    next(first), next(first)
+    state = loader.state_dict()
+    loader = DataLoader(range(8), **copy.deepcopy(options))
+    loader.load_state_dict(state)
+    arguments: Any = {name: getattr(loader, name) for name in NAMES}
+    arguments["batch_sampler"] = Skipping(loader.batch_sampler)
+    made = torch.utils.data.DataLoader(loader.dataset, **arguments)
+    with pytest.raises(RuntimeError, match=rule.replace("test_copies", ".*")) as caught:
+        iter(made)
+    reason = r"made this loader from one .* with .*Skipping in place of .*Sampler\. "
+    assert re.search(reason, str(caught.value))
+    assert numbers(made_of(loader)) == [[4, 5], [6, 7]]  # the advice
 
 
 def test_a_copy_of_a_stream_keeps_the_arguments() -> None:
