@@ -14,7 +14,12 @@ from typing import Any
 
 import pytest
 import torch.utils.data
-from torch.utils.data import BatchSampler, DistributedSampler, IterableDataset
+from torch.utils.data import (
+    BatchSampler,
+    DistributedSampler,
+    IterableDataset,
+    RandomSampler,
+)
 
 from pyparallel import DataLoader, PreDataLoader, SizeBatchSampler
 
@@ -176,6 +181,38 @@ def test_a_copy_that_cannot_continue_a_state_names_the_reason(
     reason = r"made this loader from one .* with .*Skipping in place of .*Sampler\. "
     assert re.search(reason, str(caught.value))
     assert numbers(made_of(loader)) == [[4, 5], [6, 7]]  # the advice
+
+
+class Divided(BatchSampler):
+    """The batches of one rank of two, as the ``BatchSamplerShard`` of accelerate."""
+
+    def __init__(self, batch_sampler: Any) -> None:
+        self.batch_sampler = batch_sampler
+
+    def __iter__(self) -> Any:
+        return itertools.islice(self.batch_sampler, 0, None, 2)
+
+    def __len__(self) -> int:
+        return len(self.batch_sampler) // 2
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_copy_that_divides_batches_continues_its_own_state(num_workers: int) -> None:
+    def make(seed: int) -> Any:
+        order = RandomSampler(range(32), generator=torch.Generator().manual_seed(seed))
+        loader = DataLoader(range(32), batch_sampler=BatchSampler(order, 2, False))
+        arguments: Any = {name: getattr(loader, name) for name in NAMES}
+        arguments["batch_sampler"] = Divided(loader.batch_sampler)
+        arguments["num_workers"] = num_workers
+        return torch.utils.data.DataLoader(loader.dataset, **arguments)
+
+    whole = numbers(first := make(1))
+    stopped, again = make(1), make(2)
+    batches = iter(stopped)
+    read = [next(batches).tolist() for _ in range(3)]
+    again.load_state_dict(stopped.state_dict())
+    assert [*read, *numbers(again)] == whole and len(whole) == 8
+    assert numbers(again) == numbers(first)  # the epoch after it
 
 
 def test_a_copy_of_a_stream_keeps_the_arguments() -> None:
