@@ -108,6 +108,27 @@ def refuse_updates(arguments: Any, where: str) -> None:
 
 
 @restoring
+def forbid_optimizer_steps(arguments: Any, where: str) -> Generator[None, None, None]:
+    """Make the optimizers among the arguments raise an error in ``step``."""
+
+    def refuse(optimizer: Any, args: Any, kwargs: Any) -> None:
+        raise BatchValueError(
+            f"{where} must leave updates to its caller on several devices, but calls "
+            f"{type(optimizer).__name__}.step, as every replica would. Use "
+            "MMDistributedDataParallel of pyparallel.mmengine."
+        )
+
+    hooks = [
+        leaf.register_step_pre_hook(refuse)
+        for leaf in pytree.flatten(arguments)[0]
+        if isinstance(leaf, torch.optim.Optimizer)
+    ]
+    yield
+    for hook in hooks:
+        hook.remove()
+
+
+@restoring
 def forbid_backward(module: nn.Module, message: str) -> Generator[None, None, None]:
     """Raise an error at a backward pass into parameters of a module within a block."""
 

@@ -17,6 +17,7 @@ from ..scatter_gather.scatter import first_arguments, scatter_kwargs
 from ._replica_steps import (
     combine_outputs,
     forbid_backward,
+    forbid_optimizer_steps,
     refuse_updates,
     sample_counts,
 )
@@ -140,9 +141,10 @@ class MMDataParallel(nn.DataParallel[nn.Module]):
             RuntimeError: parameters or buffers are not on the (first) device.
             TypeError: on several devices, an argument is an ``OptimWrapper``, by which
                 the module would update its parameters. Nothing has changed.
-            ValueError: on several devices, the step runs a backward pass itself (no
-                parameter has changed); or the outputs differ in structure; or they lack
-                ``num_samples``, and the arguments do not contain the number of samples.
+            ValueError: on several devices, the step runs a backward pass, or calls
+                ``step`` of an optimizer among the arguments (no parameter has changed);
+                or the outputs differ in structure; or they lack ``num_samples``, and
+                the arguments do not contain the number of samples.
         """
         if len(self.device_ids) > 1:
             refuse_updates((inputs, kwargs), f"{type(self).__name__}.train_step")
@@ -169,7 +171,8 @@ class MMDataParallel(nn.DataParallel[nn.Module]):
             "but runs one itself, whose gradients are not weighted by the numbers of "
             "samples. Return the loss."
         )
-        with forbid_backward(self.module, refusal):
+        steps = forbid_optimizer_steps(arguments, where)
+        with forbid_backward(self.module, refusal), steps:
             outputs = self._on_replicas(name, inputs, kwargs)
 
         def counts() -> list[int] | None:

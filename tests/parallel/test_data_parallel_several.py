@@ -368,6 +368,33 @@ class TestUpdates:
         optimizer.step()
         assert model.weight.item() < 1.0
 
+    class Late(Stepping):
+        """Updates by gradients of an earlier pass, or without a backward pass."""
+
+        def train_step(self, x: torch.Tensor, optimizer: Any) -> Any:
+            (optimizer["d"] if isinstance(optimizer, dict) else optimizer).step()
+
+        val_step = train_step
+
+    @pytest.mark.parametrize("name", STEPS)
+    @pytest.mark.parametrize("wrap", [lambda o: o, lambda o: {"d": o}])
+    def test_an_optimizer_is_not_stepped_and_nothing_changes(
+        self, name: str, wrap: Any
+    ) -> None:
+        model = self.Late({})
+        optimizer = torch.optim.SGD(model.parameters(), 1.0)
+        (model.weight * 2).backward()
+        wrapper = MMDataParallel(model, ["cpu", "cpu"])
+        message = (
+            f"MMDataParallel.{name} {UPDATES} calls SGD.step, as every replica would. "
+            "Use MMDistributedDataParallel of pyparallel.mmengine."
+        )
+        with pytest.raises(ValueError, match=f"^{re.escape(message)}"):
+            getattr(wrapper, name)(torch.zeros(4), wrap(optimizer))
+        assert model.weight.item() == 1.0
+        optimizer.step()  # by the caller, afterwards: as ever
+        assert model.weight.item() < 1.0
+
     def test_an_optimizer_wrapper_is_refused_before_anything_runs(self) -> None:
         class Model(BaseModel):
             def forward(
