@@ -36,8 +36,9 @@ from .sample_errors import NO_SAMPLES, ErrorPolicy
 from .sample_random import DrawWatch
 from .tracebacks import Indices, format_indices, last_position, locate_in_batch
 
-#: A reading of the CPU clock is not repeated within this time.
-_CPU_SECONDS = 1e-3
+#: A reading of the CPU clock is not repeated within this time, or within the second
+#: time after a batch that took less than the first one.
+_CPU_SECONDS, _SHORT_CPU_SECONDS = 1e-3, 20e-3
 
 
 class Source(NamedTuple):
@@ -77,9 +78,11 @@ class Source(NamedTuple):
 class Times:
     """Measure the parts of batches: the samples, the batch, and its message.
 
-    Readings of the CPU clock take half as long as a small batch. So batches that begin
-    soon after a reading have the shares of CPU time of the last batch. If such a batch
-    takes long, its CPU time is that since the reading.
+    Readings of the CPU clock take half as long as a small batch, and most of them if
+    the caches are cold, as with many workers. So batches that begin soon after a
+    reading have the shares of CPU time of the last batch. If such a batch takes long,
+    its CPU time is that since the reading. Other threads may have used CPU time before
+    the batch, so after a pause it is at most the time of the batch.
 
     Args:
         cpu_clock: returns the CPU time of this process.
@@ -97,7 +100,7 @@ class Times:
         self._cpu_clock, self._core_wait = cpu_clock, core_wait
         self._gil_wait = gil_wait
         self._core_waited = core_wait.seconds() if core_wait else 0.0
-        self._read_at, self._cpu = -math.inf, 0.0
+        self._read_at, self._due_at, self._cpu = 0.0, -math.inf, 0.0
         self._shares = 0.0, 0.0, 0.0
 
     def close(self) -> None:
@@ -112,8 +115,7 @@ class Times:
             self._gil_wait.begin()
         start = time.perf_counter()
         self._ends = [start]
-        reads = start - self._read_at > _CPU_SECONDS
-        self._cpus = [self._cpu_clock()] if reads else []
+        self._cpus = [self._cpu_clock()] if start > self._due_at else []
 
     def end_part(self) -> None:
         """Note the end of a part."""
@@ -131,8 +133,10 @@ class Times:
             ends.append(ends[2])
         start, fetched, collated, packed = ends
         seconds = fetched - start, collated - fetched, packed - collated
-        if self._cpus or packed - start > _CPU_SECONDS:
+        is_long = packed - start > _CPU_SECONDS
+        if self._cpus or is_long:
             waits = self._read_clocks(seconds)
+            self._due_at = packed + (_CPU_SECONDS if is_long else _SHORT_CPU_SECONDS)
         fetch, collate, pack = self._shares
         cpu_seconds = fetch * seconds[0], collate * seconds[1], pack * seconds[2]
         return seconds, cpu_seconds, waits
@@ -141,12 +145,15 @@ class Times:
         """Measure the shares of CPU time, and return the two waits."""
         cpus, duration, waited, gil_waited = self._cpus, sum(seconds), 0.0, 0.0
         if cpus:
-            spent = map(operator.sub, cpus[1:], cpus)
-            shares = *map(operator.truediv, spent, seconds), 0.0
+            parts = map(operator.sub, cpus[1:], cpus)
+            shares = *map(operator.truediv, parts, seconds), 0.0
             self._shares, self._cpu = shares[:3], cpus[-1]
         else:
             before, self._cpu = self._cpu, self._cpu_clock()
-            self._shares = ((self._cpu - before) / duration,) * 3
+            spent = self._cpu - before
+            if self._ends[0] - self._read_at > _CPU_SECONDS:
+                spent = min(spent, duration)
+            self._shares = (spent / duration,) * 3
         self._read_at = self._ends[-1]
         if self._core_wait is not None:
             before, self._core_waited = self._core_waited, self._core_wait.seconds()

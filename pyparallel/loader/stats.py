@@ -62,8 +62,8 @@ class LoaderStats:
         ring_misses: the number of batches that were allocated outside the ring.
         fetch_cpu_seconds: the CPU time in ``fetch_seconds``, of all threads. The rest
             is waiting for a disk, a network, another process or a core. A batch that
-            begins within 1 ms of a reading of the clock has the share of the last
-            one.
+            begins soon after a reading of the clock has the share of the last one:
+            within 1 ms, or within 20 ms if that batch took less than 1 ms.
         collate_cpu_seconds: the CPU time in ``collate_seconds``, measured in this way.
         pack_cpu_seconds: the CPU time in ``pack_seconds``, measured in this way.
         core_wait_seconds: the time in which workers were ready to run but had no core,

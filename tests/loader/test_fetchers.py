@@ -190,21 +190,27 @@ def test_dual_numbers_keep_their_tangents() -> None:
         assert tangent is not None and torch.equal(tangent, floats(4).expand(2, 4))
 
 
-#: The wall and CPU seconds of the two parts of a batch, and the pause after it.
+#: The wall and CPU seconds of the two parts of a batch.
 SHORT, LONG = (10e-6, 10e-6, 10e-6, 5e-6), (2e-3, 1e-3, 2e-3, 1e-3)
 
 
 @pytest.mark.parametrize(
-    ("batches", "pause", "most_readings"),
+    ("batches", "pause", "pause_cpu", "most_readings"),
     [
-        ([SHORT] * 1000, 0.0, 400),
-        ([SHORT] * 100, 1e-3, 300),
-        ([LONG] * 10, 0.0, 30),
-        (([SHORT] * 9 + [LONG]) * 20, 0.0, 200),
+        ([SHORT] * 1000, 0.0, 0.0, 6),
+        ([SHORT] * 100, 1e-3, 1e-3, 18),
+        ([SHORT] * 100, 2e-3, 0.0, 36),
+        ([LONG] * 10, 0.0, 0.0, 30),
+        ([LONG] * 10, 2e-3, 2e-3, 30),
+        (([SHORT] * 9 + [LONG]) * 20, 0.0, 0.0, 80),
+        (([SHORT] * 9 + [LONG]) * 20, 2e-3, 0.0, 140),
     ],
 )
 def test_few_readings_of_the_cpu_clock_measure_all_batches(
-    batches: list[tuple[float, ...]], pause: float, most_readings: int
+    batches: list[tuple[float, ...]],
+    pause: float,
+    pause_cpu: float,
+    most_readings: int,
 ) -> None:
     wall, cpu, readings = [100.0], [10.0], itertools.count()
 
@@ -226,9 +232,23 @@ def test_few_readings_of_the_cpu_clock_measure_all_batches(
             times.end_part()
             seconds, cpu_seconds, _ = times.end()
             found.append((*seconds, *cpu_seconds))
-            work(pause, pause)
+            work(pause, pause_cpu)
     sums = [sum(column) for column in zip(*found, strict=True)]
     fetch, fetch_cpu, collate, collate_cpu = map(sum, zip(*batches, strict=True))
     made = [fetch, collate, 0, fetch_cpu, collate_cpu, 0]
     assert sums == pytest.approx(made, rel=0.1)
     assert next(readings) <= most_readings
+
+
+def test_cpu_time_of_other_threads_in_a_pause_is_not_that_of_a_long_batch() -> None:
+    clock = mock.Mock(side_effect=[0.0, 1e-5, 2e-5, 0.01])
+    times = fetchers.Times(clock)
+    ends = [0.0, 1e-5, 2e-5, 5e-3, 6e-3, 7e-3]  # a short batch, then a long one
+    found = []
+    with mock.patch.object(fetchers.time, "perf_counter", side_effect=ends):
+        for _ in range(2):
+            times.begin()
+            times.end_part()
+            times.end_part()
+            found.append(times.end()[1])
+    assert sum(found[1]) == pytest.approx(2e-3)
