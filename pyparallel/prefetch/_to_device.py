@@ -67,6 +67,11 @@ class DeviceStage:
             api = torch_device if has_streams(device) else None
         self._api = api
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether a batch of the host stays as it is."""
+        return self._api is None and self._static is None and self.transform is None
+
     def prepare(self) -> None:
         """Create the copy stream and pinned memory in the consumer's thread.
 

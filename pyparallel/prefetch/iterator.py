@@ -4,6 +4,12 @@ Note: [lifetime of the thread]. The thread refers to a `PrefetchThread`, which d
 refer to the iterator of the consumer. So the iterator can be collected, which stops the
 thread.
 
+Note: [quick loops]. To hand a batch from one thread to another costs more than to read
+a tiny one, and a loop that takes no time leaves none in which the thread could read. So
+after `QUICK_STEPS` such steps, the loop reads the batches of workers itself, until a
+step takes longer. It does what the thread would do, with the same modes of torch, and
+only if it finds no batch and the thread has parked.
+
 The thread is a daemon, which is stopped and joined at the exit of the interpreter
 (Note [exit] in ``core/process.py``). All threads that are not daemons have ended by
 then, so each of them has got all its batches.
@@ -11,6 +17,7 @@ then, so each of them has got all its batches.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import sys
@@ -19,6 +26,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Iterable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -48,6 +56,8 @@ WORKER_SECONDS = 0.5
 TURN_SECONDS = 0.2
 #: Seconds of a copy for which the consumer of the batch before it may wait.
 SHORT_SECONDS = 2e-4
+#: The longest time of a quick step, and the number of such steps: Note [quick loops].
+QUICK_SECONDS, QUICK_STEPS = 1e-4, 16
 _TOO_LATE = (
     "PreDataLoader: an epoch must start before the interpreter exits, but it is "
     "exiting. Iterate over the loader itself."
@@ -117,7 +127,7 @@ class PrefetchThread:
         self.num_taken: int = 0
         self.num_wanted: int = int(is_ahead)  # with the batch that a consumer waits for
         self.draws: Draws = Draws(options.inner, options.length)
-        self.turns: Turns = _turns_of(options.loader)
+        self.turns: AbstractContextManager[Any] = _turns_of(options.loader)
         self.finished: bool = False  # for consumers: no more items
         self.stopping: bool = False  # for the thread: no more batches are wanted
         self.source: Any = None
@@ -126,8 +136,16 @@ class PrefetchThread:
         self.start_state: LoaderState | None = None
         self.has_begun: bool = False
         self.reading: Reading = Reading(None, None, None)
+        self.made: Any = None  # the loader, also if a function makes it
         self.prepared: Prepared = Prepared()
         self.state: thread_state.ThreadState = thread_state.capture()
+        #: The thread that reads in place of this one, see Note [quick loops].
+        self.reader: int | None = None
+        self.is_lost: bool = False  # an interrupt has ended such a reading
+        self._is_parked = self._is_quick = self._has_ended = False
+        self._num_quick, self._returned_at = 0, -math.inf
+        self._num_batches = self._position = 0  # that were read, and that of the epoch
+        self._copy_seconds = 0.0  # of the last one
         self._activity = ("starting", time.monotonic())
         self.thread: threading.Thread = threading.Thread(
             target=_run, args=(self,), name="pyparallel-prefetch", daemon=True
@@ -166,13 +184,20 @@ class PrefetchThread:
             TimeoutError: no batch arrived in time. The next call waits again.
         """
         self.check_process()
-        with self.wakeups.lock:
-            if self._is_taken(taken):
+        self._note_step()
+        try:
+            if self._take_or_ask(taken):
                 return
+            if self.reader == threading.get_ident():
+                self._read_here()
+                if self._take_or_ask(taken):
+                    return
+        finally:
+            self.leave()
         timeout = self.options.timeout
         deadline = time.monotonic() + timeout if timeout else math.inf
         self.wakeups.wait_until(
-            lambda: self._is_taken(taken), lambda: self._seconds_to_wait(deadline)
+            lambda: self._is_given(taken), lambda: self._seconds_to_wait(deadline)
         )
 
     def _is_taken(self, taken: list[QueueItem]) -> bool:
@@ -183,11 +208,76 @@ class PrefetchThread:
                 self.finished = True
             else:
                 self.num_taken += 1
-            self.wakeups.wake()
-        elif not self.finished and self.num_wanted <= self.num_taken:
+            if not self._is_quick:
+                self.wakeups.wake()
+        return bool(taken) or self.finished
+
+    def _is_given(self, taken: list[QueueItem]) -> bool:
+        """Take an item in a wait. Ask again if another consumer took the last one."""
+        if self._is_taken(taken):
+            return True
+        if self.num_wanted <= self.num_taken:
             self.num_wanted = self.num_taken + 1
             self.wakeups.wake()
-        return bool(taken) or self.finished
+        return False
+
+    def _take_or_ask(self, taken: list[QueueItem]) -> bool:
+        """Take an item. If there is none, ask the thread, or let this one read it."""
+        with self.wakeups.lock:
+            if self._is_taken(taken):
+                return True
+            self.num_wanted = max(self.num_wanted, self.num_taken + 1)
+            self._is_quick = self._may_read_here()
+            if self._is_quick and self._is_parked:
+                self.reader = threading.get_ident()
+            elif not self._is_quick:
+                self.wakeups.wake()
+            return False
+
+    def leave(self) -> None:
+        """Let the thread read again, if this one reads in its place."""
+        if self.reader == threading.get_ident():
+            self.reader = None
+            if self.stopping or not self._is_quick:
+                self.wakeups.wake()
+
+    def _note_step(self) -> None:
+        """Note the time since the last batch of the loop, which begins to wait."""
+        self._num_quick += 1
+        if time.perf_counter() - self._returned_at > QUICK_SECONDS:
+            self._num_quick = 0
+
+    def note_return(self) -> None:
+        """Note that the loop gets a batch."""
+        self._returned_at = time.perf_counter()
+
+    def _may_read_here(self) -> bool:
+        """Return True if the loop reads the next batch, see Note [quick loops]."""
+        return (
+            self._num_quick >= QUICK_STEPS
+            and self.reader is None
+            and isinstance(self.source, Epoch)
+            and self.source._has_workers
+            and not self.options.timeout
+            and self.options.device_stage.is_idle
+            and thread_state.is_capturable()
+            and not thread_state.is_transformed()
+            and thread_state.capture() == self.state
+        )
+
+    def _read_here(self) -> None:
+        """Read a batch in place of the thread. Queue it, the end, or an error."""
+        progress = self.source._progress
+        before, self.is_lost = progress.num_delivered, True
+        try:
+            self.read()
+        except BaseException as error:
+            # A handler that raises during a wait of the loader loses no batch.
+            self.is_lost = progress.failed or progress.num_delivered != before
+            if not self.is_lost or not isinstance(error, Exception):
+                raise
+            self.put_error(error)
+        self.is_lost = False
 
     def check_process(self) -> None:
         """Raise RuntimeError in a process that was forked after the thread started."""
@@ -237,7 +327,12 @@ class PrefetchThread:
         with self.wakeups.lock:
             self.source, self.workers = source, SourceWorkers(source)
             self.wakeups.wake()
-        self.workers.watch(lambda: self.stopping, self.wakeups.wake)
+        self.workers.watch(lambda: self.stopping, self._tell)
+
+    def _tell(self) -> None:
+        """Wake consumers, unless one of them reads."""
+        if self.reader is None:
+            self.wakeups.wake()
 
     def set_begun(self) -> None:
         """Let `begin` and `first_state` return."""
@@ -245,30 +340,65 @@ class PrefetchThread:
             self.has_begun = True
             self.wakeups.wake()
 
-    def wait_for_room(self, num_batches: int, position: int) -> bool:
+    def wait_for_room(self) -> bool:
         """Wait until the queue has room, and until the loop asks, see Note: [draws].
 
-        Args:
-            num_batches: the number of batches that the thread has read.
-            position: their number in the epoch, which another pass may have begun.
-
         Returns:
-            False if the pass is stopping.
+            False if the pass is stopping or has ended.
         """
-        waits = self.draws.waits_at(position)
 
         def is_over() -> bool:
-            if self.stopping or (
-                len(self.items) < self.options.queue_size
-                and not (waits and self.num_wanted <= num_batches)
-            ):
-                return True
-            self.set_activity("waiting for the consumer")
-            self.wakeups.wake()
-            return False
+            ends = self.stopping or self._has_ended
+            self._is_parked = self.reader is not None or not (ends or self._has_room())
+            if self._is_parked:
+                self.set_activity("waiting for the consumer")
+                self._tell()
+            return not self._is_parked
 
         self.wakeups.wait_until(is_over)
-        return not self.stopping
+        return not (self.stopping or self._has_ended)
+
+    def _has_room(self) -> bool:
+        if self.num_wanted > self._num_batches:
+            return True
+        if self._is_quick or len(self.items) >= self.options.queue_size:
+            return False
+        return not self.draws.waits_at(self._position or self._num_batches)
+
+    def read(self) -> None:
+        """Read a batch, and queue it, or the end. One thread at a time."""
+        source, reading, stage = self.source, self.reading, self.options.device_stage
+        self.set_activity("next(loader)")
+        start = time.perf_counter()
+        with self.turns:
+            try:
+                with span("pyparallel.fetch"):
+                    batch = next(source)
+            except StopIteration as end:
+                if error := early_end(end, self.made, self._num_batches):
+                    raise error from end
+                self.put(QueueItem(state=reading.state()))
+                return
+            fetched = time.perf_counter()
+            state, self._position = reading.state(), reading.mark()
+            facts = self.prepared.read()
+        self.set_activity("the copy or the transform")
+        if self._copy_seconds > SHORT_SECONDS or stage.transform is not None:
+            self.wakeups.wake()
+        get_batch, nbytes = stage.start(batch)
+        self._copy_seconds = copied = time.perf_counter() - fetched
+        meter = self.options.meter
+        meter.add(load_seconds=fetched - start, copy_seconds=copied, nbytes=nbytes)
+        self._num_batches += 1
+        item = QueueItem(get_batch, None, state, self._position, facts)
+        self.put(item, tells=not isinstance(source, Epoch))
+
+    def put_error(self, error: BaseException) -> None:
+        """Queue an error of `read`."""
+        found = _consumer_error(error, self.workers)
+        if getattr(self.source, "_workers", None):
+            clear_frames(found)
+        self.put(QueueItem(error=found))
 
     def put(self, item: QueueItem, *, tells: bool = True) -> None:
         """Queue an item, unless the pass is stopping.
@@ -278,10 +408,11 @@ class PrefetchThread:
         which follows before the thread waits, or runs code of the user.
         """
         with self.wakeups.lock:
+            self._has_ended = item.get_batch is None
             if not self.stopping:
                 self.items.append(item)
                 if tells:
-                    self.wakeups.wake()
+                    self._tell()
 
 
 def stop(prefetch_thread: PrefetchThread, seconds: float = STOP_SECONDS) -> None:
@@ -311,6 +442,7 @@ def stop(prefetch_thread: PrefetchThread, seconds: float = STOP_SECONDS) -> None
     thread = prefetch_thread.thread
     if thread is threading.current_thread() or thread.ident is None:
         return
+    prefetch_thread.leave()
     thread.join(min(WORKER_SECONDS, seconds))
     if thread.is_alive():
         prefetch_thread.workers.terminate()
@@ -325,12 +457,13 @@ def stop(prefetch_thread: PrefetchThread, seconds: float = STOP_SECONDS) -> None
         prefetch_thread.draws.undo()
 
 
-def _turns_of(loader: Any) -> Turns:
+def _turns_of(loader: Any) -> AbstractContextManager[Any]:
     """Return the turns of the passes over a loader, whose state may be one."""
-    if shares_state(loader):
-        for other in list(_running):
-            if other.options.loader is loader and other.pid == os.getpid():
-                return other.turns
+    if not shares_state(loader):
+        return contextlib.nullcontext()
+    for other in list(_running):
+        if other.options.loader is loader and other.pid == os.getpid():
+            return other.turns
     return Turns()
 
 
@@ -355,11 +488,7 @@ def _run(prefetch_thread: PrefetchThread) -> None:
         with thread_state.applied(prefetch_thread.state):
             _produce(prefetch_thread)
     except BaseException as error:
-        found = _consumer_error(error, prefetch_thread.workers)
-        if getattr(prefetch_thread.source, "_workers", None):
-            clear_frames(found)
-        prefetch_thread.put(QueueItem(error=found))
-        del found  # its traceback refers to this frame
+        prefetch_thread.put_error(error)
     finally:
         prefetch_thread.set_activity("the end of the loader's iterator")
         try:
@@ -400,45 +529,22 @@ def _consumer_error(error: BaseException, workers: SourceWorkers) -> BaseExcepti
 
 def _produce(prefetch_thread: PrefetchThread) -> None:
     options = prefetch_thread.options
-    loader, meter = options.loader, options.meter
+    loader = options.loader
     prefetch_thread.set_activity("iter(loader)")
     death = SourceWorkers(getattr(loader, "_iterator", None)).find_death()
     if death is not None:  # torch would wait for it
         raise death
     made = call_loader(loader)
-    prefetch_thread.prepared = prepared = Prepared(made)
+    prefetch_thread.made, prefetch_thread.prepared = made, Prepared(made)
     with prefetch_thread.turns:
         source = iter(made)
         prefetch_thread.set_source(source)
         prefetch_thread.reading = reading = Reading(loader, made, source)
         prefetch_thread.start_state = reading.state()
     prefetch_thread.set_begun()
-    position = reading.mark()
-    tells, copied, num_batches = not isinstance(source, Epoch), 0.0, 0
-    while prefetch_thread.wait_for_room(num_batches, position or num_batches):
-        prefetch_thread.set_activity("next(loader)")
-        start = time.perf_counter()
-        with prefetch_thread.turns:
-            try:
-                with span("pyparallel.fetch"):
-                    batch = next(source)
-            except StopIteration as end:
-                if error := early_end(end, made, num_batches):
-                    raise error from end
-                prefetch_thread.put(QueueItem(state=reading.state()))
-                return
-            fetched = time.perf_counter()
-            state, position, facts = reading.state(), reading.mark(), prepared.read()
-        prefetch_thread.set_activity("the copy or the transform")
-        if copied > SHORT_SECONDS or options.device_stage.transform is not None:
-            prefetch_thread.wakeups.wake()
-        get_batch, nbytes = options.device_stage.start(batch)
-        copied = time.perf_counter() - fetched
-        meter.add(load_seconds=fetched - start, copy_seconds=copied, nbytes=nbytes)
-        item = QueueItem(get_batch, None, state, position, facts)
-        prefetch_thread.put(item, tells=tells)
-        num_batches += 1
-        del batch, get_batch, state, item  # only the consumer keeps the batch alive
+    prefetch_thread._position = reading.mark()
+    while prefetch_thread.wait_for_room():
+        prefetch_thread.read()
 
 
 class Owner(Protocol):
@@ -492,7 +598,8 @@ class PrefetchIterator:
             batch = self._next(taken)
             return batch
         except BaseException as error:
-            if taken:  # an item is lost, so no later one may follow
+            # Nothing may follow a lost batch.
+            if taken or self._thread.is_lost:
                 self.close()
                 taken.clear()  # the error would refer to itself by its traceback
                 hide_frames(error)
@@ -519,6 +626,7 @@ class PrefetchIterator:
             self._thread.prepared.show(taken[0].facts)
             if (owner := self._owner()) is not None:
                 owner._on_batch(taken[0].state)
+            self._thread.note_return()
             return batch
         meter.pause()
         if taken:  # otherwise the iterator was closed, or has ended before

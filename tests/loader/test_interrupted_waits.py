@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import multiprocessing
 import os
@@ -112,9 +113,15 @@ def test_the_next_call_goes_on(
     assert found == sorted(found) or not loader.in_order
 
 
-@pytest.mark.parametrize("part", ["iter", "next"])
 @pytest.mark.parametrize(
-    "kind", ["multiprocessing", "multiprocessing ahead", "thread", "thread ahead"]
+    ("kind", "part"),
+    [
+        *itertools.product(
+            ["multiprocessing", "multiprocessing ahead", "thread", "thread ahead"],
+            ["iter", "next"],
+        ),
+        ("multiprocessing quick ahead", "next"),
+    ],
 )
 def test_an_interrupt_anywhere_leaves_nothing(kind: str, part: str) -> None:
     program = [sys.executable, "-m", "tests.support.loader.interrupts", kind, part]

@@ -1,0 +1,314 @@
+"""A loop that takes no time reads the batches of workers itself, with equal results."""
+
+from __future__ import annotations
+
+import itertools
+import linecache
+import math
+import os
+import random
+import re
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import pyparallel
+from pyparallel import PreDataLoader
+from pyparallel.prefetch import iterator
+from tests.support.loader.prefetch_loaders import (
+    LOADERS,
+    Numbers,
+    Raise,
+    TwoArguments,
+    firsts,
+    nothing_left,
+    passes,
+    prefetch_threads,
+    until,
+)
+
+pytestmark = [pytest.mark.one_backend, pytest.mark.tsan]
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], None]:
+    """Let all steps count as quick. Returns a function that changes this."""
+
+    def set_quick(is_quick: bool) -> None:
+        monkeypatch.setattr(iterator, "QUICK_SECONDS", math.inf if is_quick else -1.0)
+
+    monkeypatch.setattr(iterator, "QUICK_STEPS", 1)
+    set_quick(True)
+    return set_quick
+
+
+class Readers(torch.utils.data.Sampler[int]):
+    """Counts to 40, and notes the thread that draws."""
+
+    def __init__(self) -> None:
+        self.threads: list[int] = []
+
+    def __iter__(self) -> Iterator[int]:
+        for number in range(40):
+            self.threads.append(threading.get_ident())
+            yield number % 12
+
+    def __len__(self) -> int:
+        return 40
+
+
+Case = tuple[dict[str, Any], str, dict[str, Any], Any]
+#: Arguments of the loader, its class, arguments of `PreDataLoader`, and a block around
+#: the loop. The loop reads itself with the first ones only.
+READS_ITSELF: dict[str, Case] = {
+    "processes": ({"num_workers": 1}, "ours", {}, nullcontext),
+    "threads": ({"num_workers": 1, "worker_method": "thread"}, "ours", {}, nullcontext),
+    "persistent": (
+        {"num_workers": 1, "persistent_workers": True},
+        "ours",
+        {},
+        nullcontext,
+    ),
+    "the host": ({"num_workers": 1}, "ours", {"device": "cpu"}, nullcontext),
+}
+LEAVES_IT_TO_THE_THREAD: dict[str, Case] = {
+    "no workers": ({}, "ours", {}, nullcontext),
+    "torch's loader": ({"num_workers": 1}, "torch", {}, nullcontext),
+    "a transform": ({"num_workers": 1}, "ours", {"transform": abs}, nullcontext),
+    "slabs": ({"num_workers": 1}, "ours", {"static": 2}, nullcontext),
+    "a timeout": ({"num_workers": 1}, "ours", {"timeout": 60.0}, nullcontext),
+    "no gradients": ({"num_workers": 1}, "ours", {}, torch.no_grad),
+    "inference": ({"num_workers": 1}, "ours", {}, torch.inference_mode),
+    "autocast": ({"num_workers": 1}, "ours", {}, lambda: torch.autocast("cpu")),
+    "a default device": ({"num_workers": 1}, "ours", {}, lambda: torch.device("meta")),
+}
+
+
+@pytest.mark.parametrize("name", [*READS_ITSELF, *LEAVES_IT_TO_THE_THREAD])
+def test_the_loop_reads_itself_if_the_thread_would_do_nothing_else(name: str) -> None:
+    cases = {**READS_ITSELF, **LEAVES_IT_TO_THE_THREAD}
+    options, kind, own, block = cases[name]
+    sampler = Readers()
+    loader = LOADERS[kind](Numbers(), 1, sampler=sampler, **options)
+    with PreDataLoader(loader, **own) as pre:
+        batches = iter(pre)
+        next(batches)
+        with block():
+            until(lambda: batches._thread._is_parked)
+            before = len(sampler.threads)
+            for _ in range(9):
+                next(batches)
+                until(lambda: batches._thread._is_parked)
+        here = threading.get_ident() in sampler.threads[before:]
+        assert here == (name in READS_ITSELF)
+        assert len([*batches]) == 30
+
+
+def test_the_thread_reads_again_during_a_step_that_takes_time(quick: Any) -> None:
+    sampler = Readers()
+    loader = pyparallel.DataLoader(Numbers(), 1, sampler=sampler, num_workers=1)
+    with passes(loader, queue_size=3) as pre:
+        batches = iter(pre)
+        for _ in range(9):
+            next(batches)
+        assert sampler.threads[-1] == threading.get_ident()
+        quick(False)
+        next(batches)
+        until(lambda: len(batches._thread.items) == 3)
+        assert sampler.threads[-1] == batches._thread.thread.ident
+        quick(True)
+        for _ in range(9):
+            next(batches)
+        assert sampler.threads[-1] == threading.get_ident()
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_batches_and_states_are_those_of_the_loader(seed: int, quick: Any) -> None:
+    rng = random.Random(seed)
+    options: dict[str, Any] = {
+        "num_workers": rng.choice([1, 2]),
+        "shuffle": rng.random() < 0.5,
+        "persistent_workers": rng.random() < 0.5,
+        "worker_method": rng.choice(["multiprocessing", "thread"]),
+    }
+
+    def run(switches: bool, state: Any = None) -> list[Any]:
+        torch.manual_seed(seed), random.seed(seed), np.random.seed(seed)
+        loader = pyparallel.DataLoader(Numbers(), 1, **options)
+        with PreDataLoader(loader) if switches else nullcontext(loader) as source:
+            found = []
+            for _ in range(3):
+                for batch in source:
+                    found.append((batch.tolist(), source.state_dict()))
+                    quick(switches and rng.random() < 0.7)
+                found.append(([], source.state_dict()))
+        return found
+
+    assert run(True) == run(False)
+
+
+def in_a_batch(*error: Any) -> Callable[[], Any]:
+    return lambda: pyparallel.DataLoader(Numbers(8, Raise(*error)), 1, num_workers=1)
+
+
+class BadSampler(torch.utils.data.Sampler[int]):
+    """Raises an error after eight indices."""
+
+    def __iter__(self) -> Iterator[int]:
+        yield from range(8)
+        raise LookupError("of the sampler")
+
+    def __len__(self) -> int:
+        return 12
+
+
+def dies() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+FAULTS: dict[str, Callable[[], Any]] = {
+    "an error": in_a_batch(ValueError, "bad"),
+    "an error that cannot be rebuilt": in_a_batch(TwoArguments, 7, "here"),
+    "StopIteration": in_a_batch(StopIteration),
+    "an interrupt of a worker": in_a_batch(KeyboardInterrupt),
+    "a dead worker": lambda: pyparallel.DataLoader(Numbers(8, dies), 1, num_workers=1),
+    "a sampler": lambda: pyparallel.DataLoader(
+        Numbers(), 1, sampler=BadSampler(), num_workers=1
+    ),
+    "an index": lambda: pyparallel.DataLoader(
+        Numbers(), 1, sampler=[*range(8), lambda: 0], num_workers=1
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_an_error_comes_in_its_place_and_ends_the_pass(name: str, quick: Any) -> None:
+    def outcome(is_quick: bool) -> tuple[Any, ...]:
+        quick(is_quick)
+        with nothing_left(), passes(FAULTS[name]()) as pre:
+            batches, found = iter(pre), []
+            with pytest.raises(BaseException) as raised:
+                while True:
+                    found.append(int(next(batches)[0, 0]))
+            text = re.sub(r"pid \d+|0x\w+", "", str(raised.value))
+            error = type(raised.value), text.partition("Traceback")[0]
+            ends = [*batches]
+            del raised, batches
+        return found, error, ends
+
+    assert outcome(True) == outcome(False)
+
+
+def test_an_error_of_a_signal_handler_loses_nothing_or_ends_the_pass() -> None:
+    class Interrupt(BaseException):
+        pass
+
+    lines_left = 0
+
+    def trace(frame: Any, event: str, arg: Any) -> Any:
+        nonlocal lines_left
+        if frame.f_code.co_filename != iterator.__file__:
+            return None
+        text = linecache.getline(iterator.__file__, frame.f_lineno)
+        # No handler runs between the end of a block and the release of its lock.
+        if event == "line" and not text.lstrip().startswith("with "):
+            lines_left -= 1
+            if lines_left == 0:
+                raise Interrupt
+        return trace
+
+    rests: list[list[int]] = []
+    loader = pyparallel.DataLoader(Numbers(), 2, num_workers=1)
+    with passes(loader, queue_size=1) as pre:
+        for number in itertools.count(1):
+            it = iter(pre)
+            assert [int(next(it)[0, 0]) for _ in range(2)] == [0, 2]
+            until(lambda: it._thread._is_parked)  # noqa: B023
+            lines_left, before = number, sys.gettrace()
+            try:
+                sys.settrace(trace)
+                first = int(next(it)[0, 0])
+            except Interrupt:
+                sys.settrace(before)
+                rests.append(firsts(it))
+            else:
+                sys.settrace(before)
+                break
+        assert [first, *firsts(it)] == [4, 6, 8, 10]
+    assert all(rest in ([4, 6, 8, 10], []) for rest in rests)
+    assert [4, 6, 8, 10] in rests and [] in rests
+
+
+def test_a_second_interrupt_keeps_no_place() -> None:
+    with passes(pyparallel.DataLoader(Numbers(), 2, num_workers=1)) as pre:
+        batches = iter(pre)
+        assert int(next(batches)[0, 0]) == 0
+        batches._thread.reader = threading.get_ident()  # `leave` was interrupted
+        assert firsts(batches) == [2, 4, 6, 8, 10]
+
+
+def test_loops_that_share_a_pass_get_each_batch_once(quick: Any) -> None:
+    loader = pyparallel.DataLoader([*range(400)], 1, num_workers=2)
+    found: list[list[int]] = [[], [], []]
+    with passes(loader) as pre:
+        batches = iter(pre)
+
+        def consume(numbers: list[int]) -> None:
+            for number, batch in enumerate(batches):
+                numbers.append(int(batch))
+                quick(number % 50 < 40)
+
+        threads = [threading.Thread(target=consume, args=(each,)) for each in found]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+            assert not thread.is_alive()
+    assert sorted(itertools.chain(*found)) == [*range(400)]
+    assert all(each == sorted(each) for each in found)
+
+
+class Waits:
+    """Lets a worker wait for a file."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __call__(self) -> None:
+        until(self.path.exists, 60)
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_a_loop_that_reads_itself_can_be_closed(
+    persistent: bool, tmp_path: Path
+) -> None:
+    waits = Waits(tmp_path / "open")
+    options: dict[str, Any] = {"num_workers": 1, "persistent_workers": persistent}
+    loader = pyparallel.DataLoader(Numbers(8, waits), 1, **options)
+    pre = PreDataLoader(loader)
+    found: list[int] = []
+    batches = iter(pre)
+
+    def consume() -> None:
+        for batch in batches:
+            found.append(int(batch[0, 0]))
+            until(lambda: batches._thread._is_parked)
+
+    loop = threading.Thread(target=consume)
+    loop.start()
+    until(lambda: batches._thread.reader == loop.ident and len(found) == 8)
+    pre.close()
+    loop.join(20)
+    assert not loop.is_alive() and found == [*range(8)]
+    until(lambda: not prefetch_threads())
+    waits.path.touch()
+    assert firsts(pre) == [*range(12)]
+    pre.close()
