@@ -349,7 +349,8 @@ def outside_autocast() -> AbstractContextManager[Any]:
 
 def in_forward_ad() -> bool:
     """Return True in forward-mode differentiation, and if torch does not report it."""
-    return bool(_forward_ad.get("_current_level", 0) >= 0)
+    level: int = _forward_ad.get("_current_level", 0)
+    return level >= 0
 
 
 def is_recorded() -> bool:
@@ -365,7 +366,8 @@ def is_profiling() -> bool:
 
     ``torch.autograd._profiler_enabled`` only reports the profiler of its own thread.
     """
-    return bool(_profiler.get("_is_profiler_enabled", True))
+    enabled: bool = _profiler.get("_is_profiler_enabled", True)
+    return enabled
 
 
 def forget_workers(iterator: Any) -> None:
