@@ -353,13 +353,12 @@ class PaddingCounter:
 
     __slots__ = ("_outer", "padding_nbytes", "stacked_nbytes")
 
-    def __init__(self) -> None:
-        self.padding_nbytes: int = 0
-        self.stacked_nbytes: int = 0
+    padding_nbytes: int
+    stacked_nbytes: int
 
     def __enter__(self) -> PaddingCounter:
-        self._outer = active.counter
-        active.counter = self
+        self.stacked_nbytes = self.padding_nbytes = 0
+        self._outer, active.counter = active.counter, self
         return self
 
     def __exit__(self, *error: object) -> None:
