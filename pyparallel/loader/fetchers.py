@@ -123,23 +123,22 @@ class Times:
         if self._cpus:
             self._cpus.append(self._cpu_clock())
 
-    def end(self) -> tuple[tuple[float, ...], tuple[float, ...], tuple[float, float]]:
+    def end(self) -> tuple[float, ...]:
         """Return the seconds of the three parts, their CPU seconds, and the two waits.
 
         A part that was not measured takes no time.
         """
-        ends, waits = self._ends, (0.0, 0.0)
+        ends, core, gil = self._ends, 0.0, 0.0
         if len(ends) == 3:
             ends.append(ends[2])
         start, fetched, collated, packed = ends
-        seconds = fetched - start, collated - fetched, packed - collated
+        fetch, collate, pack = fetched - start, collated - fetched, packed - collated
         is_long = packed - start > _CPU_SECONDS
         if self._cpus or is_long:
-            waits = self._read_clocks(seconds)
+            core, gil = self._read_clocks((fetch, collate, pack))
             self._due_at = packed + (_CPU_SECONDS if is_long else _SHORT_CPU_SECONDS)
-        fetch, collate, pack = self._shares
-        cpu_seconds = fetch * seconds[0], collate * seconds[1], pack * seconds[2]
-        return seconds, cpu_seconds, waits
+        a, b, c = self._shares
+        return fetch, collate, pack, a * fetch, b * collate, c * pack, core, gil
 
     def _read_clocks(self, seconds: Sequence[float]) -> tuple[float, float]:
         """Measure the shares of CPU time, and return the two waits."""
@@ -307,7 +306,10 @@ class MapFetcher(_Fetcher):
         if self._seeds is False:
             return self._collate(self.read(task))
         with sample_random.reading():
-            return self._collate(self.read(task))
+            try:
+                return self._collate(self.read(task))
+            finally:
+                self._restore()
 
     def read(self, task: Any) -> Any:
         """Return the samples of a task, or `NO_SAMPLES`."""
@@ -365,7 +367,7 @@ class MapFetcher(_Fetcher):
                     return self._dataset[index]
         return self._dataset[index]
 
-    def restore(self) -> None:
+    def _restore(self) -> None:
         """Restore the random states from before the last batch."""
         states, self._saved = self._saved, None
         if states is not None:
@@ -424,9 +426,6 @@ class IterableFetcher(_Fetcher):
         first, self._num_read = self._num_read, self._num_read + self._num_last
         self._last, self._num_last = range(first, self._num_read), None
         return self._collate(samples)
-
-    def restore(self) -> None:
-        """Do nothing: samples have no seeds."""
 
     def locate(self, error: BaseException) -> str:
         """Return the samples of an error of the last batch, as a text."""

@@ -69,7 +69,8 @@ class BatchProgram:
         slab = LazySlab(self._ring, self._holder, self._limit)
         with allocation.allocate_from(slab, packs=self._packs):
             answer = self._reader.run(task)
-        kind, value, failures, report, _, location, *_ = answer
+        kind, value, failures = answer.kind, answer.value, answer.failures
+        report, location = answer.report, answer.location
         del answer  # see Note [references to a batch]
         if kind == BATCH:
             held = [value]

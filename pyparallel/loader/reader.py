@@ -6,7 +6,8 @@ import random
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -38,7 +39,8 @@ _WITHOUT_TENSORS = frozenset((int, float, bool, str, bytes, type(None)))
 Task = tuple[tuple[int, int | None], int, Any]
 
 
-class Answer(NamedTuple):
+@dataclass(slots=True)
+class Answer:
     """The result of a task.
 
     Attributes:
@@ -177,6 +179,7 @@ class Reader:
         """
         if self._start_error is not None or self._start_text:
             return Answer(NOT_STARTED, self._take_start_error())
+        source = self._source
         epoch, self.number, indices = task
         self._times.begin()
         try:
@@ -184,7 +187,7 @@ class Reader:
                 self._set_epoch(epoch[1])
                 self._begin_epoch()
                 self._epoch = epoch  # not after an error: the next task begins it
-            if self._source.has_keys:
+            if source.has_keys:
                 indices = SampleTask(*indices)
             with PaddingCounter() as self._padding:
                 batch = self._fetcher.fetch(indices)
@@ -196,18 +199,17 @@ class Reader:
         except BaseException as error:
             self._take_failures()  # of a batch that is not delivered
             location = self.locate(error) if epoch == self._epoch else ""
-            if self._source.num_workers:
+            if source.num_workers:
                 return Answer(ERROR, error, location=location)
             add_note(error, f"DataLoader{rank_text()}: {location}.")
             raise
-        finally:
-            self._fetcher.restore()
-        is_here = not self._source.num_workers
-        figures = self._figures(nbytes_of(batch)) if is_here else Figures()
         kind = BATCH
         if batch is NO_SAMPLES:
             kind, batch = LEFT_OUT, None
-        return Answer(kind, batch, self._take_failures(), self._report(), figures)
+        failures = self._take_failures()
+        if source.num_workers:
+            return Answer(kind, batch, failures, self._report())
+        return Answer(kind, batch, failures, None, self._figures(nbytes_of(batch)))
 
     def end_message(self, *counted: int) -> tuple[float, ...]:
         """Return the `Figures` of the last batch, whose message is complete.
@@ -221,12 +223,8 @@ class Reader:
     def _figures(
         self, nbytes: int, is_hit: int = 0, is_miss: int = 0
     ) -> tuple[float, ...]:
-        seconds, cpu_seconds, waits = self._times.end()
-        fetch, collate, pack = seconds
-        fetch_cpu, collate_cpu, pack_cpu = cpu_seconds
         stacked, padding = self._padding.stacked_nbytes, self._padding.padding_nbytes
-        made = fetch, collate, fetch_cpu, collate_cpu, stacked, padding
-        return *made, pack, pack_cpu, *waits, nbytes, is_hit, is_miss
+        return *self._times.end(), stacked, padding, nbytes, is_hit, is_miss
 
     def _take_start_error(self) -> BaseException:
         """Return the error of `start`, for each task.
@@ -255,9 +253,7 @@ class Reader:
 
     def _report(self) -> bytes | None:
         tracker = self._source.tracker
-        if tracker is None or not self._source.num_workers:
-            return None
-        return tracker.report()
+        return None if tracker is None else tracker.report()
 
     def _take_failures(self) -> tuple[Any, ...]:
         policy = self._source.policy

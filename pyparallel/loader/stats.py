@@ -301,27 +301,27 @@ class LoaderStats:
 class Figures(NamedTuple):
     """Counters of one batch, by the names of `LoaderStats`.
 
-    CPU times include finished child processes. Without workers, the times from
-    `pack_seconds` on are 0.
+    CPU times include finished child processes. Without workers, the times of packing
+    and the waits are 0.
     """
 
     fetch_seconds: float = 0.0
     collate_seconds: float = 0.0
+    pack_seconds: float = 0.0
     fetch_cpu_seconds: float = 0.0
     collate_cpu_seconds: float = 0.0
-    stacked_nbytes: int = 0
-    padding_nbytes: int = 0
-    pack_seconds: float = 0.0
     pack_cpu_seconds: float = 0.0
     core_wait_seconds: float = 0.0
     gil_wait_seconds: float = 0.0
+    stacked_nbytes: int = 0
+    padding_nbytes: int = 0
     nbytes: int = 0
     ring_hits: int = 0
     ring_misses: int = 0
 
 
 #: The positions of `stacked_nbytes` and `padding_nbytes`.
-STACKED, PADDING = 4, 5
+STACKED, PADDING = 8, 9
 #: Counters that only the loader that makes the batches has.
 _INNER_COUNTERS = (*Figures._fields, "sample_errors")
 #: The most figures that are kept before they are added up. Adding up those of each

@@ -116,12 +116,12 @@ class ThreadReader:
             if self._pin_device is not None:
                 with relaxed_here():  # beside a graph capture of another thread
                     pinned = pin_memory(answer.value, self._pin_device)
-                answer = answer._replace(value=pinned)
+                answer.value = pinned
         miss, is_hit = lazy.miss, slab is not None and lazy.miss is None
         nbytes = nbytes_of(answer.value)
-        figures = self._reader.end_message(nbytes, is_hit, miss is not None)
-        is_pinned = self._pin_device is not None
-        return answer._replace(figures=figures, is_pinned=is_pinned, miss=miss)
+        answer.figures = self._reader.end_message(nbytes, is_hit, miss is not None)
+        answer.is_pinned, answer.miss = self._pin_device is not None, miss
+        return answer
 
 
 def _init_shared(init: Callable[[int], Any], dataset: Any, worker: int) -> None:
