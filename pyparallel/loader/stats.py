@@ -7,7 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ..core.errors import BatchTypeError, LoaderWarning, has_warned, warn_once
 from ..core.process import Living
@@ -324,9 +324,11 @@ class Figures(NamedTuple):
 STACKED, PADDING = 8, 9
 #: Counters that only the loader that makes the batches has.
 _INNER_COUNTERS = (*Figures._fields, "sample_errors")
-#: The most figures that are kept before they are added up. Adding up those of each
-#: batch would take longer than to unpack a tiny one.
-_MAX_FIGURES = 256
+#: The counters of a wait. `Meter` keeps its times in nanoseconds.
+_WAIT_COUNTERS = ("wait_ns", "busy_ns", "first_wait_ns", "first_waits", "batches")
+#: The most waits that are kept before they are added up. Adding up each one, within the
+#: lock, would take longer than to unpack a tiny batch.
+_MAX_WAITS = 256
 
 
 class Meter:
@@ -343,8 +345,9 @@ class Meter:
         self._lock = threading.Lock()
         numbers = asdict(LoaderStats()).items()
         self._counts = {k: v for k, v in numbers if isinstance(v, int | float)}
-        self._figures: list[tuple[float, ...]] = []  # not in the counters yet
-        self._wait = self._busy = self._first_wait = 0
+        self._counts |= dict.fromkeys(_WAIT_COUNTERS, 0)
+        #: Waits that are not in the counters yet: `_WAIT_COUNTERS`, and the figures.
+        self._waits: list[tuple[Any, ...]] = []
         #: The number of batches that missed the ring, by the reason of `RingMiss`.
         self.misses: Counter[str] = Counter()
         #: See `LoaderStats.applied`.
@@ -375,16 +378,20 @@ class Meter:
     def padding_totals(self) -> tuple[int, int, int]:
         """Return the number of batches, the bytes stacked, and the bytes of padding."""
         with self._lock:
-            counts = self._add_figures()
+            counts = self._add_waits()
         batches, stacked = counts["batches"], counts["stacked_nbytes"]
         return int(batches), int(stacked), int(counts["padding_nbytes"])
 
-    def _add_figures(self) -> dict[str, float]:
-        """Add the figures of all batches to the counters, and return a copy of them."""
-        columns = zip(*self._figures, strict=True)
-        for name, column in zip(Figures._fields, columns, strict=False):
+    def _add_waits(self) -> dict[str, float]:
+        """Add all waits to the counters, and return a copy of them."""
+        waits = self._waits[:]
+        del self._waits[: len(waits)]  # other threads may have appended some
+        rows: Any = zip(*waits, strict=True) if waits else [()]
+        *columns, figures = rows
+        columns += zip(*filter(None, figures), strict=True)
+        names = (*_WAIT_COUNTERS, *Figures._fields)
+        for name, column in zip(names, columns, strict=False):
             self._counts[name] += sum(column)
-        self._figures.clear()
         return dict(self._counts)
 
     def count_wait(
@@ -402,18 +409,15 @@ class Meter:
         """
         thread = self._thread
         last_end, thread.last_end = thread.last_end, (now := self.clock())
-        with self._lock:
-            self._wait += now - start
-            self._counts["batches"] += batches
-            if figures:
-                self._figures.append(figures)
-                if len(self._figures) >= _MAX_FIGURES:
-                    self._add_figures()
-            if last_end is not None:
-                self._busy += start - last_end
-            else:
-                self._first_wait += now - start
-                self._counts["first_waits"] += 1
+        wait = now - start
+        if last_end is not None:
+            numbers = wait, start - last_end, 0, 0, batches, figures
+        else:
+            numbers = wait, 0, wait, 1, batches, figures
+        self._waits.append(numbers)  # atomic
+        if len(self._waits) >= _MAX_WAITS:
+            with self._lock:
+                self._add_waits()
 
     def pause(self) -> None:
         """Do not count the time until this thread's next wait as busy.
@@ -437,11 +441,9 @@ class Meter:
             inner_before: statistics of that loader when counting began here.
         """
         with self._lock:
-            counts = self._add_figures()
-            wait, busy, first_wait = self._wait, self._busy, self._first_wait
-        counts["wait_seconds"] += wait / 1e9
-        counts["busy_seconds"] += busy / 1e9
-        counts["first_wait_seconds"] += first_wait / 1e9
+            counts = self._add_waits()
+        for name in ("wait", "busy", "first_wait"):
+            counts[f"{name}_seconds"] += counts.pop(f"{name}_ns") / 1e9
         # Counters of integer fields are integers, but the dict has one type for all.
         stats = LoaderStats(**counts, applied=self.applied)  # type: ignore[arg-type]
         if misses := self.misses.most_common(1):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import threading
+from typing import Any
 
 import pytest
 import torch
@@ -99,6 +100,20 @@ def test_counters_add_up_from_many_threads():
     stats = meter.snapshot()
     found = (stats.batches, stats.nbytes, stats.collate_seconds)
     assert found == (16000, 48000, 8000.0)
+
+
+def test_a_wait_that_another_thread_counts_meanwhile_is_kept():
+    class Waits(list[Any]):
+        def __getitem__(self, key: Any) -> Any:
+            found = super().__getitem__(key)
+            if len(self) == 1:
+                self.extend(found)  # as another thread may do
+            return found
+
+    meter = Meter()
+    meter._waits = Waits()
+    meter.count_wait(meter.clock(), batches=1)
+    assert [meter.snapshot().batches for _ in range(2)] == [1, 2]
 
 
 def test_an_unknown_counter_is_named_and_nothing_is_added():
