@@ -298,8 +298,13 @@ class MapFetcher(_Fetcher):
         method = getattr(source.dataset, "__getitems__", None)
         # torch's method reads samples one by one, in the order of the indices.
         is_each = getattr(method, "__func__", None) is Subset.__getitems__
-        self._reads_each = source.has_keys or not method or is_each
-        self._is_read_elsewhere = source.has_keys or is_each
+        self._reads_all = bool(method)
+        #: Makes a list of the indices of samples that are read one by one.
+        self._copy: type[list[Any]] | None = None
+        if source.auto_collation and (source.has_keys or is_each):
+            self._copy = Indices
+        elif source.auto_collation and not method:
+            self._copy = list
 
     def fetch(self, task: Any) -> Any:
         """Return the batch of a task."""
@@ -316,15 +321,14 @@ class MapFetcher(_Fetcher):
         indices, dataset = task.indices if self._has_keys else task, self._dataset
         self._location, self._iterator = "", None
         self._indices = indices
-        if self._auto_collation and self._reads_each:
-            indices = (Indices if self._is_read_elsewhere else list)(indices)
-            self._places = self._indices = indices
+        if self._copy is not None:
+            self._places = self._indices = indices = self._copy(indices)
         try:
             if self._has_keys:
                 return self._read_with_keys(task, indices)
             if not self._auto_collation:
                 return dataset[indices]
-            if getattr(dataset, "__getitems__", None):
+            if self._reads_all:
                 return dataset.__getitems__(indices)
             self._iterator = iter(indices)
             return [dataset[index] for index in self._iterator]

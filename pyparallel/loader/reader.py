@@ -78,8 +78,11 @@ class Reader:
         self.number: int = -1  # of the batch in its epoch
         self._epoch: tuple[int, int | None] = (0, None)
         self._fetcher: MapFetcher | IterableFetcher
-        self._start_error: BaseException | None = None
-        self._start_text = ""
+        policy = source.policy
+        self._take_failures: Callable[[], tuple[Any, ...]]
+        self._take_failures = tuple if policy is None else policy.take_failures
+        #: Of `start`, or the text of the error for later tasks.
+        self._start_error: BaseException | str | None = None
 
     def start(self, worker: int) -> None:
         """Prepare a worker: threads of torch, seeds, the worker info, the user's init.
@@ -177,7 +180,7 @@ class Reader:
         Without workers, an error is raised. An answer would be a cycle: the traceback
         of the error refers to the frames that have the answer.
         """
-        if self._start_error is not None or self._start_text:
+        if self._start_error is not None:
             return Answer(NOT_STARTED, self._take_start_error())
         source = self._source
         epoch, self.number, indices = task
@@ -232,15 +235,14 @@ class Reader:
         The loop raises the object of a thread, and its traceback then refers to the
         iterator, which would keep the thread alive. So the thread forgets it.
         """
-        error = self._start_error or RuntimeError(self._start_text)
-        if self._source.in_thread and not self._start_text:
+        error = self._start_error
+        if not isinstance(error, BaseException):
+            return RuntimeError(error)
+        if self._source.in_thread:
             name, text = type(error).__name__, message_of(error)
-            self._start_error, self._start_text = (
-                None,
-                (
-                    "DataLoader: a worker must start before it reads samples, but its "
-                    f"start raised {name}: {text}. Make a new iterator."
-                ),
+            self._start_error = (
+                "DataLoader: a worker must start before it reads samples, but its "
+                f"start raised {name}: {text}. Make a new iterator."
             )
         return error
 
@@ -254,10 +256,6 @@ class Reader:
     def _report(self) -> bytes | None:
         tracker = self._source.tracker
         return None if tracker is None else tracker.report()
-
-    def _take_failures(self) -> tuple[Any, ...]:
-        policy = self._source.policy
-        return () if policy is None else policy.take_failures()
 
 
 def nbytes_of(batch: Any) -> int:
