@@ -93,15 +93,9 @@ class BatchReceiver:
             start_method=preflight_module.start_method_of(loader),
         )
 
-    def count(self, start: int, answer: Answer) -> None:
-        """Count a batch that its consumer has waited for.
-
-        Args:
-            start: the reading of the meter's clock at the start of the wait.
-            answer: the answer with the batch.
-        """
+    def check(self, answer: Answer) -> None:
+        """Count a batch that missed the ring. Warn of that, and of much padding."""
         figures = answer.figures
-        self.meter.count_wait(start, 1, figures)
         if figures[PADDING]:
             warn_about_padding(self.meter, figures[STACKED], figures[PADDING])
         if (miss := answer.miss) is None:

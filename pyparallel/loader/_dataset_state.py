@@ -301,11 +301,9 @@ class DatasetStates:
             if record["state"] is None:
                 self._replays[worker] = tasks[worker :: self._num_workers]
 
-    def store_report(self) -> None:
+    def store(self, report: WorkerReport) -> None:
         """Store the report that came with the delivered batch."""
-        report, self.report = self.report, None
-        if report is None:
-            return
+        self.report = None
         record = self.records.get(report.worker)
         if record is None or record["ended"]:
             record = {"given": 0, "ended": False, "random": None, "number": self.number}

@@ -382,31 +382,24 @@ class Progress:
         if self._random_at_end is not None:
             _random_state.restore(self._random_at_end, self._generators)
 
-    def count_local_batch(self) -> None:
-        """Count a batch that the consumer receives without workers."""
-        order = self.order
-        if order is None:
-            self.count_batch(0)
-            return
-        self.num_delivered = order.num_yielded
-        if order.stateful:
-            order.drop_states(self.num_delivered)
-
     def count_batch(self, position: int) -> None:
         """Count a batch that the consumer receives.
 
         Args:
             position: the number of batches, including this one, that torch's iterator
-                has passed. Ignored for an iterable dataset.
+                has passed. Ignored without workers, and for an iterable dataset.
         """
         order = self.order
         if order is None:
             self.num_delivered += 1
             self._read_after_error = self._read_after_error or self.failed
         else:
-            self.num_delivered = self._num_before + position
-            order.drop_states(self.num_delivered)
-        self.dataset.store_report()
+            passed = self._num_before + position
+            self.num_delivered = passed if self._has_workers else order.num_yielded
+            if order.stateful:
+                order.drop_states(self.num_delivered)
+        if (report := self.dataset.report) is not None:
+            self.dataset.store(report)
 
     def position_of_loop(self) -> int:
         """Return the number of batches of the epoch that the loop has passed."""

@@ -44,6 +44,7 @@ from .messages import BatchProgram, unpack_answer
 from .preflight import check_workers, start_method_of
 from .reader import BATCH, END, ERROR, NOT_STARTED, Answer, Reader
 from .sample_errors import count_failures
+from .stats import PADDING
 from .thread_reader import ThreadReader, start_threads
 from .tracebacks import clear_frames, format_indices, hide_frames
 
@@ -316,7 +317,7 @@ class Epoch(LoaderIter):
         start = meter.clock()
         try:
             with span("pyparallel.wait"):
-                answer = self._next_answer()
+                answer = self._next_answer() if self._has_workers else self._read_here()
         except BaseException as error:
             meter.count_wait(start)
             if isinstance(error, StopIteration):
@@ -326,7 +327,9 @@ class Epoch(LoaderIter):
             self._count_failures(answer.failures)
         if answer.report is not None:
             self._progress.dataset.report = pickle.loads(answer.report)
-        self._receiver.count(start, answer)
+        meter.count_wait(start, 1, answer.figures)
+        if answer.miss is not None or answer.figures[PADDING]:
+            self._receiver.check(answer)
         if self._pin_memory and not answer.is_pinned:
             # In this thread, unlike torch: few batches are outside of a pinned ring.
             # Without such a ring, a `PreDataLoader` pins them during the step.
@@ -343,9 +346,7 @@ class Epoch(LoaderIter):
         self._progress.check_end()
 
     def _next_answer(self) -> Answer:
-        """Return the answer with the next batch."""
-        if not self._has_workers:
-            return self._read_here()
+        """Return the answer of a worker with the next batch."""
         while self._window:
             if (error := self._window[0].error) is not None:
                 self._window.popleft()
@@ -381,8 +382,7 @@ class Epoch(LoaderIter):
             except StopIteration:
                 self._drawn_all = True
                 break
-            number, self._num_sent = self._num_sent, self._num_sent + 1
-            answer: Answer = self._pool.answer((self._epoch, number, task))
+            answer: Answer = self._pool.answer((self._epoch, self._num_passed, task))
             if answer.kind == END:
                 self._end_failures, self._drawn_all = answer.failures, True
                 break
@@ -491,18 +491,12 @@ class Epoch(LoaderIter):
         progress.leave_out()
         if answer.report is not None:
             progress.dataset.report = pickle.loads(answer.report)
-        self._count_position()
+        progress.count_batch(self._num_passed)
 
     def _count_failures(self, failures: tuple[Any, ...]) -> None:
         if failures:
             count_failures(self._progress.errors, failures, self._max_errors)
             self._meter.add(sample_errors=len(failures))
-
-    def _count_position(self) -> None:
-        if self._has_workers:
-            self._progress.count_batch(self._num_passed)
-        else:
-            self._progress.count_local_batch()
 
     def __next__(self) -> Any:
         """Return the next batch."""
@@ -515,7 +509,7 @@ class Epoch(LoaderIter):
                 self._progress.finish()
                 self._pool.is_whole = True
                 raise
-            self._count_position()
+            self._progress.count_batch(self._num_passed)
             if (outer := self._progress.outer) is not None:
                 outer.count_read(batch)
             self._pool.is_whole = True
