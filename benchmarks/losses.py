@@ -116,7 +116,7 @@ _TORCHS_COLLATE = (
 )
 _ONLY_A_THREAD = (
     "A batch has 64 bytes, so there is no copy and no step beside which the thread "
-    "could work. Each batch is handed from one thread to another."
+    "could work. PreDataLoader counts each batch, and notes its position, once more."
 )
 
 #: Neither mmcv nor mmengine: they have no special cases, so a loss to them is a defect.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import random
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -35,6 +37,8 @@ BY_NAME = "torch's loader, file_system"
 FLOOR, FLOOR_OF_OURS = "no tensors, torch's loader", "no tensors, our loader"
 #: Ours with fewer workers, and without `PreDataLoader`.
 FOUR, ALONE = "4 workers", "the loader alone"
+#: Limits: what processes that do nothing else need, with few and with many of them.
+BARE = "bare processes"
 
 #: The least times of torch's loader with workers, by the number of fields.
 _FIELDS = {1: 10, 8: 20, 112: 60}
@@ -110,8 +114,9 @@ def _starts_and_ends(quick: bool) -> Iterator[Case]:
     many, few = ({"num_workers": each, **_PERSISTENT} for each in (large, 4))
     yield case(
         f"tensors of 4 floats, {large} persistent workers",
-        "synthetic: 4 samples in a batch; a whole epoch",
-        partial(_loaders, vectors, 4, num, per_batch(), many, {FOUR: few}),
+        "synthetic: 4 samples in a batch; a whole epoch; bare processes stack, pickle "
+        "and send",
+        partial(_many_workers, vectors, num, many, few),
         num,
         [Goal(FOUR, 1)],
     )
@@ -143,6 +148,84 @@ def _loaders(
             for name, each in (others or {}).items()
         ),
     ]
+
+
+def _many_workers(
+    samples: Sequence[Any],
+    num: int,
+    many: Mapping[str, Any],
+    few: Mapping[str, Any],
+) -> list[Contender]:
+    """Return loaders with many workers, ours with few, and limits for both."""
+    ways, items = Ways(per_batch()), Items(samples, 4 * num)
+    bare = partial(BareProcesses, items, 4)
+    return [
+        *_loaders(samples, 4, num, per_batch(), many, {FOUR: few}),
+        *(
+            ways.peer(f"{BARE}, {each}", partial(bare, each), "limit")
+            for each in (many["num_workers"], few["num_workers"])
+        ),
+    ]
+
+
+class BareProcesses:
+    """Processes with a pipe each, which have two tasks each, as those of loaders.
+
+    Args:
+        items: the dataset.
+        batch_size: the number of samples in a batch.
+        count: the number of processes.
+    """
+
+    def __init__(self, items: Items, batch_size: int, count: int) -> None:
+        self._tasks = [
+            [*range(first, first + batch_size)]
+            for first in range(0, len(items), batch_size)
+        ]
+        context = torch.multiprocessing.get_context("fork")
+        self._pipes = [context.Pipe() for _ in range(count)]
+        ours = [end for end, _ in self._pipes]
+        self._workers = [
+            context.Process(target=_answer, args=(end, ours, items), daemon=True)
+            for _, end in self._pipes
+        ]
+        for worker, (_, end) in zip(self._workers, self._pipes, strict=True):
+            worker.start()
+            end.close()
+        self._iterator = self  # with `_workers`, as of a loader
+
+    def __del__(self) -> None:
+        """End the processes."""
+        for end, _ in self._pipes:
+            end.close()
+        for worker in self._workers:
+            worker.join()
+
+    def __len__(self) -> int:
+        """Return the number of batches."""
+        return len(self._tasks)
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        """Return the batches of an epoch."""
+        ends = itertools.cycle([end for end, _ in self._pipes])
+        ahead, behind = itertools.tee(ends)
+        tasks = iter(self._tasks)
+        for task in itertools.islice(tasks, 2 * len(self._pipes)):
+            next(ahead).send(task)
+        for _ in self._tasks:
+            yield torch.from_numpy(next(behind).recv())
+            for task in itertools.islice(tasks, 1):
+                next(ahead).send(task)
+
+
+def _answer(end: Any, inherited: Sequence[Any], items: Items) -> None:
+    """Answer tasks until the pipe ends, which no other process may hold."""
+    for each in inherited:
+        each.close()
+    torch.set_num_threads(1)
+    with contextlib.suppress(EOFError):
+        while True:
+            end.send(torch.stack([items[i] for i in end.recv()]).numpy())
 
 
 def _prefetched(samples: Sequence[Any], num: int) -> list[Contender]:
