@@ -6,8 +6,8 @@ thread.
 
 Note: [quick loops]. To hand a batch from one thread to another costs more than to read
 a tiny one, and a loop that takes no time leaves none in which the thread could read. So
-after `QUICK_STEPS` such steps, the loop reads the batches of workers itself, until a
-step takes longer. It does what the thread would do, with the same modes of torch, and
+after `QUICK_STEPS` such steps, the loop reads the batches of workers itself, until two
+steps take longer. It does what the thread would do, with the same modes of torch, and
 only if it finds no batch and the thread has parked.
 
 The thread is a daemon, which is stopped and joined at the exit of the interpreter
@@ -243,9 +243,10 @@ class PrefetchThread:
 
     def _note_step(self) -> None:
         """Note the time since the last batch of the loop, which begins to wait."""
-        self._num_quick += 1
         if time.perf_counter() - self._returned_at > QUICK_SECONDS:
-            self._num_quick = 0
+            self._num_quick = max(self._num_quick - QUICK_STEPS, 0)
+        elif self._num_quick < 2 * QUICK_STEPS:
+            self._num_quick += 1
 
     def note_return(self) -> None:
         """Note that the loop gets a batch."""

@@ -112,7 +112,7 @@ def test_the_loop_reads_itself_if_the_thread_would_do_nothing_else(name: str) ->
         assert len([*batches]) == 30
 
 
-def test_the_thread_reads_again_during_a_step_that_takes_time(quick: Any) -> None:
+def test_the_thread_reads_again_during_steps_that_take_time(quick: Any) -> None:
     sampler = Readers()
     loader = pyparallel.DataLoader(Numbers(), 1, sampler=sampler, num_workers=1)
     with passes(loader, queue_size=3) as pre:
@@ -121,6 +121,8 @@ def test_the_thread_reads_again_during_a_step_that_takes_time(quick: Any) -> Non
             next(batches)
         assert sampler.threads[-1] == threading.get_ident()
         quick(False)
+        next(batches)
+        assert sampler.threads[-1] == threading.get_ident()  # one step is no rule
         next(batches)
         until(lambda: len(batches._thread.items) == 3)
         assert sampler.threads[-1] == batches._thread.thread.ident
