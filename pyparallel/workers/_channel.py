@@ -9,6 +9,10 @@ when no process holds a copy of its end. A fork copies all ends of the process. 
 child of any fork closes them, but for those that it was started with. Another thread
 may fork while an end is closed. So the object of an end forgets its number before that,
 or the child would close a new end with this number.
+
+The garbage collector clears weak references to a cycle before it calls the finalizers
+that close the ends, and another thread may fork meanwhile. So ends that are open have
+strong references here, and their owner closes each of them.
 """
 
 from __future__ import annotations
@@ -21,7 +25,6 @@ import socket
 import struct
 import threading
 import time
-import weakref
 from collections import deque
 from collections.abc import Iterator, Sequence
 from multiprocessing import connection
@@ -42,6 +45,8 @@ _CONTROL_NBYTES = socket.CMSG_SPACE(_MAX_DESCRIPTORS * array.array("i").itemsize
 #: `enum` would be slower than integers.
 _CLOEXEC = int(getattr(socket, "MSG_CMSG_CLOEXEC", 0))
 _TRUNCATED = int(socket.MSG_CTRUNC)
+#: A worker that has died must not end a program that has set SIGPIPE to its default.
+_NO_SIGNAL = int(getattr(socket, "MSG_NOSIGNAL", 0))
 #: The wait of a sender until the system delivers some of the descriptors on their way.
 _FULL_SECONDS = 0.01
 
@@ -116,10 +121,10 @@ class Channel:
         """Send bytes with descriptors. Return how many the socket accepted."""
         try:
             if not group:
-                return self._socket.send(data)
+                return self._socket.send(data, _NO_SIGNAL)
             numbers = array.array("i", group)
             rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, numbers)]
-            return self._socket.sendmsg([data], rights)
+            return self._socket.sendmsg([data], rights, _NO_SIGNAL)
         except BlockingIOError:
             return 0
         except OSError as error:
@@ -204,15 +209,20 @@ class Channel:
 _T = TypeVar("_T", bound=Any)
 
 #: All ends of this process that a fork must close: see Note [end of file].
-_ends: weakref.WeakSet[Any] = weakref.WeakSet()
+_ends: set[Any] = set()
 #: Of each thread: `ends`, which the process needs that this thread is forking.
 _kept = threading.local()
 
 
 def close_in_children(end: _T) -> _T:
     """Close an end, of a socket or a pipe, in each process that this process forks."""
+    _ends.difference_update([each for each in list(_ends) if not _is_open(each)])
     _ends.add(end)
     return end
+
+
+def _is_open(end: Any) -> bool:
+    return not getattr(end, "closed", False) and end.fileno() >= 0
 
 
 @contextlib.contextmanager

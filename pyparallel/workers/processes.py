@@ -127,7 +127,7 @@ class ProcessWorkers(Workers):
         data = b""
         for number in range(count):
             ours, theirs = pair()
-            self._open.append(theirs)
+            self._open += [ours, theirs]
             arguments = theirs, self._life, number, self._stacks
             made = context.Process(
                 target=work, args=(*arguments, program if forks else None), daemon=True

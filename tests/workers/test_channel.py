@@ -6,6 +6,7 @@ import errno
 import multiprocessing
 import os
 import resource
+import signal
 import socket
 import sys
 import threading
@@ -70,6 +71,22 @@ def test_messages_of_all_sizes_arrive_in_order() -> None:
         ]
     ours.close()
     theirs.close()
+
+
+@pytest.mark.parametrize("kind", ["small", "large", "descriptors"])
+def test_a_closed_end_is_an_error_and_no_signal(kind: str) -> None:
+    ours, theirs = channels()
+    theirs.close()
+    sent = [os.dup(0)] if kind == "descriptors" else []
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGPIPE])
+    try:
+        with pytest.raises(BrokenPipeError):
+            ours.send(b"head", bytes(70_000 if kind == "large" else 5), sent)
+        assert signal.sigtimedwait([signal.SIGPIPE], 0) is None
+    finally:
+        signal.sigtimedwait([signal.SIGPIPE], 0)
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    ours.close()
 
 
 @pytest.mark.parametrize("sizes", [(3, 5), (9, 70_000)])

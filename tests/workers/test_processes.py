@@ -308,6 +308,33 @@ def test_workers_end_within_a_second_of_the_last_use(how: str) -> None:
     assert time.monotonic() - start < 3
 
 
+class Forks:
+    """Garbage whose finalizer forks a child. Another thread may do so as well."""
+
+    def __init__(self, pids: list[int]) -> None:
+        self.pids, self.pool = pids, None  # older than the pool: it is finalized first
+
+    def __del__(self) -> None:
+        pid = os.fork()
+        if not pid:
+            signal.pause()
+        self.pids.append(pid)
+
+
+def test_a_fork_during_a_garbage_collection_does_not_keep_workers_alive() -> None:
+    pids: list[int] = []
+    forks: Any = Forks(pids)
+    pool: Any = ProcessWorkers(multiprocessing.get_context("fork"), Program(), 2)
+    workers = pool.processes
+    pool.forks, forks.pool = forks, pool
+    del pool, forks
+    gc.collect()
+    (child,) = pids
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    assert [worker.exitcode for worker in workers] == [0, 0]  # no signal was needed
+
+
 def test_a_stack_shows_where_a_worker_is(monkeypatch: pytest.MonkeyPatch) -> None:
     with pool(2) as workers:
         workers.send(1, ("sleep", 60))
