@@ -109,7 +109,8 @@ class DatasetTracker:
         samples = self._open()
         self._discard_failures()
         info = get_worker_info() if in_worker_thread() else None
-        if samples is self.dataset and info is not None and info.num_workers > 1:
+        is_shared = info is not None and info.num_workers > 1
+        if is_shared and self._tracked.is_iterator:
             raise BatchValueError(
                 "DataLoader: with several threads, each iter() of an iterable dataset "
                 f"must return an iterator of its own, but {type_name(self.dataset)} "

@@ -86,6 +86,7 @@ class StatefulIterable:
     Attributes:
         ended: the iterator has raised ``StopIteration``. Its state may then be the
             beginning of the next epoch.
+        is_iterator: whether the last ``iter()`` of the iterable returned itself.
     """
 
     def __init__(
@@ -97,12 +98,13 @@ class StatefulIterable:
     ) -> None:
         self.iterable, self._skip_errors = iterable, skip_errors
         self._saves = saves
-        self.ended = False
+        self.ended = self.is_iterator = False
         self._iterator: Any = None
 
     def __iter__(self) -> Iterator[Any]:
         samples: Iterator[Any] = iter(self.iterable)
         self._iterator = samples
+        self.is_iterator = samples is self.iterable
         if self._skip_errors is not None:
             samples = self._skip_errors(samples)
         if self.has_state():

@@ -473,9 +473,26 @@ class Own(IterableDataset[int]):
         return 1
 
 
+class OwnState(Own):
+    """One that saves its position."""
+
+    def state_dict(self) -> dict[str, int]:
+        return {}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        pass
+
+
+@pytest.mark.parametrize("on_error", ["raise", "skip"])
+@pytest.mark.parametrize("cls", [Own, OwnState])
+def test_one_iterator_for_several_threads_is_refused(cls: Any, on_error: Any) -> None:
+    with pytest.raises(
+        ValueError, match=r"an iterator of its own, but .*Own.* returns"
+    ):
+        next(iter(DataLoader(cls(), on_error=on_error, **THREADS)))
+
+
 def test_one_state_for_several_threads_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"an iterator of its own, but .*Own returns"):
-        next(iter(DataLoader(Own(), **THREADS)))
     assert next(iter(DataLoader(Own(), **{**THREADS, "num_workers": 1}))) == 1
     loader = DataLoader(resumed.Remembering(8), **THREADS)
     assert len(list(loader)) == 8
