@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils.data import IterableDataset, dataloader
 
-from ..core.errors import LoaderWarning, type_name, warn, warn_once
+from ..core.errors import LoaderWarning, add_note, type_name, warn, warn_once
 from ..core.torch_private import LoaderIter, RangeInC, is_profiling, pin_memory
 from ..core.tracing import span
 from ..shm import pinning
@@ -46,7 +46,7 @@ from .reader import BATCH, END, ERROR, NOT_STARTED, Answer, Reader
 from .sample_errors import count_failures
 from .stats import PADDING
 from .thread_reader import ThreadReader, start_threads
-from .tracebacks import clear_frames, format_indices, hide_frames
+from .tracebacks import clear_frames, format_indices, hide_frames, message_of
 
 _LENGTH_ADVICE = (
     "For multiprocessing data-loading, this could be caused by not properly "
@@ -292,7 +292,8 @@ class Epoch(LoaderIter):
             error = RuntimeError(
                 f"DataLoader: the indices {format_indices(indices)} of the sampler "
                 f"{type(sampler).__name__} must pickle to reach a worker, but raised "
-                f"{type(cause).__name__}: {cause}. Yield indices that pickle."
+                f"{type(cause).__name__}: {message_of(cause)}. Yield indices that "
+                "pickle."
             )
             error.__cause__ = cause
         self._window.append(_Pending(worker, indices, error))
@@ -416,12 +417,16 @@ class Epoch(LoaderIter):
             except BaseException as error:  # of the user's class, or of a signal
                 if is_stale and isinstance(error, Exception):
                     continue
+                where = f"of worker {number}"
                 if not is_stale:
+                    for indices in self._pending(number)[:1]:
+                        where += f", indices {format_indices(indices)}"
                     self._forget_task(number)
                     self._pass_task()
+                what = "the unpickling of a batch"
                 if isinstance(error, StopIteration):
-                    what, where = "the unpickling of a batch", f"of worker {number}"
                     raise early_end(what, error, where) from error
+                add_note(error, f"DataLoader: {what} {where}, raised this error.")
                 raise
             if not is_stale:
                 return number, answer

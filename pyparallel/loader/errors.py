@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import pickle
 import sys
+import traceback
 from multiprocessing.reduction import ForkingPickler
 from types import MemberDescriptorType
 from typing import Any
@@ -43,7 +44,41 @@ class RemoteTraceback(Exception):
         return f"\n{self.args[0]}"
 
 
-def wrap_exception(where: str, location: str = "") -> ExceptionWrapper:
+class Caught(ExceptionWrapper):
+    """An exception as torch sends it, with its class and its traceback as a text.
+
+    A ``RuntimeError`` with the name of the class takes its place if the class is
+    unknown to the receiver, or does not accept one text.
+    """
+
+    def __reduce__(self) -> Any:
+        try:
+            kind = bytes(ForkingPickler.dumps(self.exc_type))
+        except Exception:  # such as a class that a function defines
+            kind = b""
+        return _receive, (kind, self.exc_type.__qualname__, self.exc_msg, self.where)
+
+    def reraise(self) -> None:
+        """Raise the exception."""
+        if _accepts_text(self.exc_type):
+            super().reraise()  # type: ignore[no-untyped-call]  # torch's
+        name = self.exc_type.__name__
+        raise RuntimeError(f"Caught {name} {self.where}.\nOriginal {self.exc_msg}")
+
+
+def _receive(kind: bytes, name: str, text: str, where: str) -> Caught:
+    found = Caught.__new__(Caught)
+    try:
+        found.exc_type = pickle.loads(kind)
+    except Exception:
+        reason = "cannot be imported here" if kind else "does not pickle"
+        found.exc_type = RuntimeError
+        text = f"{name}, which {reason}, was raised.\n{text}"
+    found.exc_msg, found.where = text, where
+    return found
+
+
+def wrap_exception(where: str, location: str = "") -> Caught:
     """Return the current exception in a form that pickles.
 
     Args:
@@ -55,17 +90,15 @@ def wrap_exception(where: str, location: str = "") -> ExceptionWrapper:
         hide_frames(error)
         trace = error.__traceback__
     where += rank_text() + (location and f", {location}")
-    wrapper = ExceptionWrapper((kind, error, trace), where)
+    caught: Any = Caught  # torch's constructor has no types
+    try:
+        wrapper: Caught = caught((kind, error, trace), where)
+    except Exception:  # of a __getattr__ of the class
+        wrapper = caught((kind, None, None), where)
+        text = f"{wrapper.exc_type.__qualname__}: {message_of(error)}\n"
+        wrapper.exc_msg = "".join(traceback.format_tb(trace)) + text
     if _HEADER not in wrapper.exc_msg:  # all frames were this package's
         wrapper.exc_msg = _HEADER + wrapper.exc_msg
-    try:
-        ForkingPickler.dumps(wrapper)
-    except Exception:  # such as a class that a function defines
-        name = wrapper.exc_type.__qualname__
-        wrapper.exc_type = RuntimeError
-        wrapper.exc_msg = (
-            f"{name}, which does not pickle, was raised.\n{wrapper.exc_msg}"
-        )
     return wrapper
 
 
@@ -130,8 +163,11 @@ def _accepts_text(cls: Any) -> bool:
     return True
 
 
-def _attributes(error: BaseException) -> dict[str, bytes]:
-    """Return the attributes that a new error with the same text lacks, pickled."""
+def _attributes(error: BaseException) -> dict[str, bytes | None]:
+    """Return the attributes that a new error with the same text lacks, pickled.
+
+    None: the attribute does not pickle.
+    """
     names = [name for name in vars(error) if name != "__notes__"]
     for cls in type(error).__mro__:
         names += [
@@ -142,42 +178,79 @@ def _attributes(error: BaseException) -> dict[str, bytes]:
         ]
     packed = {}
     for name in names:
-        with contextlib.suppress(Exception):  # it is not set, or does not pickle
-            data = pickle.dumps(getattr(error, name))
-            pickle.loads(data)
-            packed[name] = data
+        with contextlib.suppress(Exception):  # it is not set
+            packed[name] = _dump(getattr(error, name))
     return packed
 
 
-def _restore(error: BaseException, attributes: dict[str, bytes]) -> None:
-    for name, value in attributes.items():
+def _restore(error: BaseException, attributes: dict[str, bytes | None]) -> None:
+    for name, data in attributes.items():
         with contextlib.suppress(Exception):
+            # A delegating __getattr__ fails without the object that it asks.
+            value = _own(error, name) if data is None else pickle.loads(data)
             # An assignment would call __setattr__, which a frozen dataclass refuses.
-            BaseException.__setattr__(error, name, pickle.loads(value))
+            BaseException.__setattr__(error, name, value)
+
+
+def _own(error: BaseException, name: str) -> Any:
+    """Return an attribute that the constructor has set, or None."""
+    try:
+        return BaseException.__getattribute__(error, name)
+    except AttributeError:
+        return None
+
+
+def _dump(value: Any) -> bytes | None:
+    """Return a pickle, None if that or its unpickling raises an error."""
+    try:
+        data = pickle.dumps(value)
+        pickle.loads(data)
+    except Exception:
+        return None
+    return data
 
 
 def _pickle_error(error: BaseException) -> bytes | None:
-    """Return a pickle of an error, or of its class and arguments."""
-    for data in (error, (type(error), error.args)):
-        try:
-            packed = pickle.dumps(data)
-        except Exception:
-            continue
-        if _unpickle_error(packed) is not None:
-            return packed
-    return None
+    """Return a pickle of an error, or of its class, arguments and attributes."""
+    return _dump(error) or _dump(_Parts(error))
 
 
-def _unpickle_error(data: bytes) -> Any:
+class _Parts:
+    """Pickles an error that does not pickle, or whose constructor refuses its args."""
+
+    def __init__(self, error: BaseException) -> None:
+        self._error = error
+
+    def __reduce__(self) -> Any:
+        error = self._error
+        args = tuple(map(_part, error.args))
+        return _join, (type(error), args, _attributes(error))
+
+
+def _part(value: Any) -> Any:
+    """Return an argument of an error, or a replacement that pickles."""
+    if _dump(value) is not None:
+        return value
+    if isinstance(value, BaseException):  # of a group
+        return _Parts(value)
+    if type(value) in (list, tuple):
+        return [*map(_part, value)]
+    return format_indices(value)
+
+
+def _join(cls: Any, args: Any, attributes: dict[str, bytes | None]) -> BaseException:
+    error: BaseException = cls.__new__(cls, *args)
+    BaseException.__setattr__(error, "args", args)
+    _restore(error, attributes)
+    return error
+
+
+def _unpickle_error(data: bytes) -> BaseException | None:
     try:
         found = pickle.loads(data)
-        if isinstance(found, tuple):  # its constructor needs other arguments
-            cls, args = found
-            found = cls.__new__(cls, *args)
-            found.args = args
-        return found
-    except Exception:
+    except Exception:  # such as of a class that is unknown here
         return None
+    return found if isinstance(found, BaseException) else None
 
 
 def dead_worker_error(dead: WorkerDied, pending: list[Any]) -> RuntimeError:

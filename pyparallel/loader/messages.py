@@ -26,7 +26,7 @@ from ..workers import descriptors
 from ..workers.interface import Outgoing
 from .errors import pack_error, worker_text
 from .reader import BATCH, ERROR, NOT_STARTED, Answer, Reader, Task
-from .tracebacks import clear_frames
+from .tracebacks import clear_frames, message_of
 
 
 class BatchProgram:
@@ -88,10 +88,11 @@ class BatchProgram:
 
     def failed(self, error: Exception) -> Outgoing:
         """Return the answer to a task that cannot be unpickled."""
+        raised = f"{type(error).__name__}: {message_of(error)}"
         found = RuntimeError(
             "DataLoader: the indices of the sampler must unpickle in worker "
-            f"{self._worker}, but raised {type(error).__name__}: {error}. Yield "
-            "indices that every process can rebuild."
+            f"{self._worker}, but raised {raised}. Yield indices that every process "
+            "can rebuild."
         )
         found.__cause__ = error
         return self._pack_error(found)

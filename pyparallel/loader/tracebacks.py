@@ -139,7 +139,7 @@ def locate_in_batch(
     return f"{text} ({', '.join(named.values())})" if named else text
 
 
-def message_of(error: BaseException) -> str:
+def message_of(error: BaseException | None) -> str:
     """Return the text of an error, empty if its ``__str__`` raises."""
     try:
         return str(error)

@@ -12,9 +12,11 @@ import os
 import random
 import re
 import subprocess
+import sys
 import threading
 import time
 import traceback
+import types
 import urllib.error
 import warnings
 from collections.abc import Callable
@@ -320,11 +322,48 @@ class Exits(Exception):
         self.code = code
 
 
-def local() -> Exception:
+class Opened(Exception):
+    """An exception with an argument that does not pickle."""
+
+    def __init__(self, lock: Any, code: int) -> None:
+        super().__init__(lock, code)
+        self.code = code
+
+
+class Response(Exception):
+    """An exception that asks another object for its attributes, as `HTTPError` does."""
+
+    def __init__(self, lock: Any, *, code: int) -> None:
+        super().__init__("a response")
+        self.file, self.code = lock, code
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.__dict__["file"], name)
+
+
+def grouped() -> BaseException:
+    """Return an exception group with exceptions that do not pickle."""
+    inner: list[Any] = [ValueError("x"), Code(code=5), Opened(threading.Lock(), 7)]
+    try:
+        return ExceptionGroup("all", inner)
+    except NameError:  # Python 3.10 has no groups
+        return Defaulted("x", 7)
+
+
+def local() -> type[Exception]:
     class Local(ValueError):
         """A class that does not pickle."""
 
-    return Local("of a function")
+    return Local
+
+
+def unknown() -> type[Exception]:
+    """Return a class of a module that only this process has."""
+    module: Any = types.ModuleType(f"made_in_process_{os.getpid()}")
+    sys.modules[module.__name__] = module
+    exec("class Unknown(ValueError): pass", vars(module))
+    found: type[Exception] = module.Unknown
+    return found
 
 
 #: The error that a sample raises, the class that arrives, and attributes that arrive.
@@ -360,6 +399,9 @@ ERRORS: dict[str, tuple[Callable[[], BaseException], type, dict[str, Any]]] = {
         {"reason": "why"},
     ),
     "cancelled": (lambda: asyncio.CancelledError("x"), asyncio.CancelledError, {}),
+    "argument": (lambda: Opened(threading.Lock(), 7), Opened, {"code": 7}),
+    "response": (lambda: Response(threading.Lock(), code=7), Response, {"code": 7}),
+    "group": (grouped, type(grouped()), {}),
 }
 
 
@@ -381,6 +423,12 @@ def test_an_exception_keeps_its_class_and_its_attributes(name: str, kind: str) -
     assert type(caught.value) is cls
     for attribute, value in attributes.items():
         assert getattr(caught.value, attribute) == value
+    parts = getattr(caught.value, "exceptions", ())
+    assert [(type(it), getattr(it, "code", None)) for it in parts] == [
+        (type(it), getattr(it, "code", None))
+        for it in getattr(make(), "exceptions", ())
+    ]
+    assert traceback.format_exception(caught.value)  # it can be printed
     if "threads" in kind:
         assert batches._workers == []
         assert [int(batch) for batch in batches] == [4, 5]
@@ -391,19 +439,47 @@ def test_an_exception_keeps_its_class_and_its_attributes(name: str, kind: str) -
         assert dead.exitcode is not None
 
 
+@pytest.mark.filterwarnings("ignore:.PP215")
+@pytest.mark.parametrize("on_error", ["raise", "skip"])
+@pytest.mark.parametrize(
+    ("make", "name", "reason"),
+    [
+        (local, "Local", "does not pickle"),
+        (unknown, "Unknown", "cannot be imported here"),
+    ],
+    ids=["local", "unknown"],
+)
 @with_ways
-def test_a_class_that_does_not_pickle_keeps_its_name_and_text(kind: str) -> None:
+def test_a_class_that_does_not_pickle_keeps_its_name_and_text(
+    kind: str,
+    make: Callable[[], type[Exception]],
+    name: str,
+    reason: str,
+    on_error: Any,
+) -> None:
     def read(index: int) -> int:
-        raise local()
+        if index == 3:
+            raise make()("of the sample")
+        return index
 
+    loader = DataLoader(
+        Map(6, read), 2, collate_fn=as_is, on_error=on_error, **KINDS[kind]
+    )
+    if on_error == "skip":
+        assert list(loader) == [[0, 1], [2], [4, 5]]
+        assert loader.sample_errors[0].error.endswith(f"{name}: of the sample")
+        return
+    batches = iter(loader)
+    assert next(batches) == [0, 1]
     with pytest.raises((ValueError, RuntimeError)) as caught:
-        list(DataLoader(Map(2, read), **KINDS[kind]))
-    if "threads" in kind:
-        assert type(caught.value).__name__ == "Local"
-    elif KINDS[kind]:
+        next(batches)
+    assert "of the sample" in str(caught.value)
+    if kind == "fork":
         assert type(caught.value) is RuntimeError
-        assert "Local, which does not pickle, was raised" in str(caught.value)
-        assert "of a function" in str(caught.value)
+        assert f"{name}, which {reason}, was raised" in str(caught.value)
+    else:
+        assert type(caught.value).__name__ == name
+    assert list(batches) == [[4, 5]]
 
 
 class Fails:
@@ -514,9 +590,9 @@ def test_a_batch_that_refuses_pickle_is_an_error_at_its_turn(
         text = str(caught.value)
         assert (ended in text) if error is StopIteration else ("bad" in text)
         assert isinstance(caught.value, error) != (error is StopIteration)
-        if place == "pickling":
-            noted = [text, *getattr(caught.value, "__notes__", [])]
-            assert any("in the batch of indices [2, 3]" in each for each in noted)
+        noted = "".join([text, *getattr(caught.value, "__notes__", [])])
+        at = {"pickling": "in the batch of ", "unpickling": "of worker 1, "}
+        assert f"{at[place]}indices [2, 3]" in noted
         if place == "unpickling" or issubclass(error, Exception):
             assert list(batches) == [[4, 5], [6, 7]]
 
@@ -566,15 +642,32 @@ class Unpicklable:
         return 2
 
 
-def refuse() -> Any:
-    raise ValueError("not here")
+class Untold(ValueError):
+    """An exception that has no text."""
+
+    def __str__(self) -> str:
+        raise TypeError
+
+
+def refuse(error: type[Exception]) -> Any:
+    raise error("not here")
 
 
 class Unbuildable:
     """An index that pickles, but cannot be rebuilt."""
 
+    def __init__(self, error: type[Exception] = ValueError) -> None:
+        self.error = error
+
     def __reduce__(self) -> Any:
-        return refuse, ()
+        return refuse, (self.error,)
+
+
+class Unsendable:
+    """An index whose pickling raises an error without a text."""
+
+    def __reduce__(self) -> Any:
+        raise Untold
 
 
 @pytest.mark.parametrize("place", [0, 3])
@@ -583,9 +676,11 @@ class Unbuildable:
     ("index", "rule"),
     [
         (Unpicklable(), r"the indices \[<.*Unpicklable.*>\] of the sampler Indices"),
+        (Unsendable(), r"of the sampler Indices must pickle .* raised Untold: \."),
         (Unbuildable(), "the indices of the sampler must unpickle in worker"),
+        (Unbuildable(Untold), r"must unpickle in worker \d, but raised Untold: \."),
     ],
-    ids=["pickle", "rebuild"],
+    ids=["pickle", "pickle without text", "rebuild", "rebuild without text"],
 )
 def test_an_index_that_cannot_be_sent_is_an_error_at_its_turn(
     index: Any, rule: str, options: dict[str, Any], place: int

@@ -222,6 +222,13 @@ class Frozen(Exception):
     path: str
 
 
+class Proxy(Exception):
+    """An exception that cannot be asked for an attribute, nor printed."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise KeyError(name)
+
+
 class Refusing:
     """A batch that raises an error when it is pickled."""
 
@@ -234,7 +241,11 @@ class Refusing:
 
 @pytest.mark.parametrize("num_workers", [0, 1])
 @pytest.mark.parametrize("options", [{}, SEEDS, THREADS, THREADS | SEEDS], ids=repr)
-@pytest.mark.parametrize("make", [Untold, lambda: Frozen("a")], ids=["text", "frozen"])
+@pytest.mark.parametrize(
+    "make",
+    [Untold, lambda: Frozen("a"), Proxy],
+    ids=["text", "frozen", "getattr"],
+)
 def test_an_error_of_any_class_arrives(
     make: Callable[[], Exception], options: dict[str, Any], num_workers: int
 ) -> None:
