@@ -107,6 +107,7 @@ class Progress:
         self._generators = find_generators(self._parts)
         self._sampler = loader._index_sampler
         self._replaced = loader._replaced
+        self._num_skipped = loader._num_skipped
         self._ranks = find_ranks(self._sampler)
         self._iterable = state["loader"]["dataset"] == "iterable"
         self._initial = state
@@ -164,6 +165,13 @@ class Progress:
             if not self._iterable:
                 self._continue_order(state, generator)
                 return
+            if self._num_skipped:
+                raise RuntimeError(
+                    "DataLoader.load_state_dict: the loop must get the first batch "
+                    "after the state, but skip_first_batches of accelerate leaves out "
+                    f"{self._num_skipped} more. The state skips batches itself, so "
+                    "leave out skip_first_batches."
+                )
         elif state["sampler"] is not None:
             self._prepare_sampler(state)
             # Its state may have another number than set_epoch() has set since.

@@ -43,6 +43,7 @@ class Loader(Protocol):
     _epochs_seen: Mapping[str, int]
     _states_wanted: bool
     _replaced: str | None
+    _num_skipped: int
     _dataset_kind: int
 
     @property

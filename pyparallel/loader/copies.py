@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import sys
 import weakref
 from collections.abc import Mapping
 from typing import Any
@@ -85,6 +86,20 @@ def _source(cls: type, arguments: Mapping[str, Any]) -> Any:
     if isinstance(dataset, IterableDataset) and type(found) is type(dataset):
         return owner._source_of_copies(cls, arguments)
     return None
+
+
+def skipped_batches() -> int:
+    """Return the number of batches that the class around a new copy skips.
+
+    accelerate's ``skip_first_batches`` passes it to the constructor of such a class,
+    which calls that of a loader. For a stream, its iterator skips them itself.
+    """
+    frame = sys._getframe(1).f_back
+    while frame is not None and frame.f_code.co_name == "__init__":
+        if type(found := frame.f_locals.get("skip_batches")) is int:
+            return found
+        frame = frame.f_back
+    return 0
 
 
 def _takes_dataset(cls: type) -> bool:

@@ -30,7 +30,7 @@ from ._batch_receiver import BatchReceiver
 from ._loader_state import find_epochs, ordering_parts
 from ._passes import check_bases, watched
 from .applied import applied_changes
-from .copies import TimeoutWithOwner
+from .copies import TimeoutWithOwner, skipped_batches
 from .epoch import Epoch
 from .preflight import Finding, check_workers, num_cores
 from .sample_errors import check_policy
@@ -129,6 +129,8 @@ class DataLoader(TorchLoader[_T_co], StatefulLoader):
     _source: Self | None = None
     #: The class of its sampler, if this loader has another one.
     _replaced: str | None = None
+    #: The number of batches that another library skips in front of the loop.
+    _num_skipped = 0
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         """Watch ``__iter__`` of a subclass, see Note [passes].
@@ -238,6 +240,7 @@ class DataLoader(TorchLoader[_T_co], StatefulLoader):
         if source is not None:
             own = {name: getattr(source, name) for name in (*own, *_STATE)}
             source._copy = (weakref.ref(self), source._progress)
+            self._num_skipped = skipped_batches()
             if self._index_sampler is not source._index_sampler:
                 self._replaced = type_name(source._index_sampler)
         vars(self).update(own, _self=weakref.ref(self))

@@ -183,6 +183,29 @@ def test_a_copy_that_cannot_continue_a_state_names_the_reason(
     assert numbers(made_of(loader)) == [[4, 5], [6, 7]]  # the advice
 
 
+class Skips:
+    """Leaves out batches of a stream, as the ``SkipDataLoader`` of accelerate."""
+
+    def __init__(self, skip_batches: int, **arguments: Any) -> None:
+        self.loader = torch.utils.data.DataLoader(**arguments)
+
+
+def test_a_copy_that_skips_batches_of_a_stream_twice_is_an_error() -> None:
+    next(iter(loader := DataLoader(Stream(), 2)))
+    state = loader.state_dict()
+    for num_skipped in (0, 1):
+        loader = DataLoader(Stream(), 2)
+        loader.load_state_dict(state)
+        arguments: Any = {name: getattr(loader, name) for name in NAMES}
+        arguments.update(dataset=loader.dataset, batch_size=2)
+        made = Skips(num_skipped, **arguments).loader
+        if num_skipped:
+            with pytest.raises(RuntimeError, match="accelerate leaves out 1 more"):
+                iter(made)
+        else:
+            assert numbers(made) == numbers(loader)
+
+
 class Divided(BatchSampler):
     """The batches of one rank of two, as the ``BatchSamplerShard`` of accelerate."""
 

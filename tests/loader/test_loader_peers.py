@@ -165,6 +165,20 @@ def test_accelerate_keeps_the_arguments_of_a_loader(num_workers: int) -> None:
         prepared(use_stateful_dataloader=True)
 
 
+@pytest.mark.parametrize("make", [lambda loader: loader, prepare_data_loader])
+def test_accelerate_skips_no_batches_of_a_stream_after_a_state(make: Any) -> None:
+    first = iter(loader := DataLoader(Stream(), 4))
+    next(first), next(first)
+    state, rest = loader.state_dict(), numbers(first)
+    loader = make(DataLoader(Stream(), 4))
+    assert numbers(skip_first_batches(loader, 2)) == rest
+    loader = make(DataLoader(Stream(), 4))
+    loader.load_state_dict(state)
+    with pytest.raises(RuntimeError, match="skip_first_batches of accelerate leaves o"):
+        numbers(skip_first_batches(loader, 2))
+    assert numbers(loader) == rest
+
+
 def test_lightning_keeps_the_arguments_of_a_loader(fabric: Fabric) -> None:
     options: Any = dict(max_errors=3, sample_seeds=True, ring_slabs=2)
     loader = DataLoader(Damaged(), 4, on_error="skip", **options)
