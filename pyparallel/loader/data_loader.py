@@ -304,8 +304,8 @@ class DataLoader(TorchLoader[_T_co], StatefulLoader):
 
     def __iter__(self) -> LoaderIter:
         """Start an epoch."""
-        if isinstance(self._iterator, Epoch) and self._iterator.has_lost_worker():
-            self._iterator = None
+        if isinstance(self._iterator, Epoch):
+            self._iterator = self._iterator.next_pass()
         return super().__iter__()
 
     def __repr__(self) -> str:

@@ -13,7 +13,8 @@ import os
 import pickle
 import sys
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from threading import get_ident
 from typing import Any, NamedTuple
 
 import torch
@@ -25,7 +26,7 @@ from ..core.tracing import span
 from ..shm import pinning
 from ..shm.messages import INLINE_NBYTES
 from ..transfer.device import relaxed_here
-from ..workers.interface import InlineWorkers, Late, Woken, WorkerDied
+from ..workers.interface import InlineWorkers, Late, Woken, WorkerDied, Workers
 from ..workers.processes import ProcessWorkers
 from ._batch_receiver import BatchReceiver
 from ._loader_state import unread_numbers
@@ -89,6 +90,7 @@ class Epoch(LoaderIter):
     """
 
     _has_workers = _is_closed = _has_unstarted = False
+    _reader = 0  # the thread of the pass, 0 if it has ended
     _pool: Any = None
     _ring: Any = None
     _pins_ring = False
@@ -131,6 +133,7 @@ class Epoch(LoaderIter):
         except BaseException:  # of the sampler or of a signal handler
             self._shutdown_workers()
             raise
+        self._reader = get_ident()
         self._num_returned = progress.num_delivered
         if loader._loaded is not None:
             self._meter.add(sample_errors=len(progress.errors))
@@ -507,12 +510,13 @@ class Epoch(LoaderIter):
         """Return the next batch."""
         handled = None
         try:  # nothing before it may call a signal handler
-            handled, self._pool.is_whole = sys.exc_info()[1], False
+            handled, self._reader = sys.exc_info()[1], get_ident()
+            self._pool.is_whole = False
             try:
                 batch = self._next()
             except StopIteration:
                 self._progress.finish()
-                self._pool.is_whole = True
+                self._pool.is_whole, self._reader = True, 0
                 raise
             self._progress.count_batch(self._num_passed)
             if (outer := self._progress.outer) is not None:
@@ -594,10 +598,40 @@ class Epoch(LoaderIter):
             on_wait: called before `next` waits, or runs code that may wait.
         """
         self._is_stopped, self._pool.on_wait = is_stopped, on_wait
+        self._reader = 0 if is_stopped is _never else get_ident()
 
     def wake(self) -> None:
         """Let a wait in another thread ask the function of `attend` again."""
         self._pool.wake()
+
+    def next_pass(self) -> Epoch | None:
+        """Return an iterator with these workers for the next pass, None without them.
+
+        Note: [passes of persistent workers]. They run one pass at a time. A pass that
+        another thread reads keeps them, so the next pass gets new ones. In one thread,
+        the next pass takes them from a pass that was left. It is another object, so the
+        loop of the old one gets no batches of it.
+        """
+        reader, this = self._reader, get_ident()
+        if reader not in (0, this) and reader in sys._current_frames():
+            return None
+        self._reader = this
+        if self.has_lost_worker():
+            return None
+        return self if self._progress.finished else self._hand_over()
+
+    def _hand_over(self) -> Epoch:
+        """Return an iterator with these workers, and leave this one without."""
+        taker: Epoch = object.__new__(type(self))
+        vars(taker).update(vars(self))
+        if (pid := self._receiver.threads.pop(id(self), None)) is not None:
+            self._receiver.threads[id(taker)] = pid
+        self._has_workers, self._has_unstarted = False, True
+        self._drawn_all = self._drawn_all and not self._window
+        self._sampler_iter = _end_early(self._num_passed)
+        self._window, self._pool = deque(), Workers()
+        self._pool.processes = []
+        return taker
 
     def has_lost_worker(self) -> bool:
         """Return True if the next epoch needs new workers. This ends the old ones.
@@ -634,6 +668,19 @@ class Epoch(LoaderIter):
         """
         if not is_finalizing():
             self._shutdown_workers()
+
+
+def _end_early(num_batches: int) -> Iterator[Any]:
+    """End a pass that another one has replaced, with a warning."""
+    warn_once(
+        "PP223",
+        "DataLoader: a loop with persistent workers must end before iter() is called "
+        f"again, but it was called after {num_batches} of its batches, so it ends "
+        "there. If it contains another loop over this loader, make a second loader for "
+        "that, or use persistent_workers=False.",
+        LoaderWarning,
+    )
+    yield from ()
 
 
 def _copied(indices: Any) -> Any:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from queue import Queue
 from typing import Any
 
 import pytest
 import torch.utils.data
 
-from pyparallel import DataLoader, PreDataLoader
+from pyparallel import DataLoader, LoaderWarning, PreDataLoader
+from pyparallel.core import errors
 
 pytestmark = pytest.mark.one_backend
 
@@ -313,3 +315,59 @@ def test_the_position_by_the_name_of_torch_is_that_of_the_loop(
     assert found(PreDataLoader) == expected
     # The first batch was left out, and counts.
     assert expected == [([2, 3], 2), ([4], 3), ([6, 7], 4), 4]
+
+
+PERSISTENT = [
+    {"num_workers": 2, "persistent_workers": True, "worker_method": method}
+    for method in ("thread", "multiprocessing")
+]
+persistent = pytest.mark.parametrize(
+    "options", PERSISTENT, ids=["threads", "processes"]
+)
+
+
+@persistent
+@pytest.mark.parametrize("num_read", [0, 1, 3])
+@pytest.mark.parametrize("makes", ["main", "reader"])
+def test_a_thread_keeps_its_pass_while_another_begins_one(
+    makes: str, num_read: int, options: Any
+) -> None:
+    loader = DataLoader(range(8), 2, **options)
+    with ThreadPoolExecutor(1) as reader, ThreadPoolExecutor(1) as other:
+
+        def of(thread: Any, function: Any, *arguments: Any) -> Any:
+            return thread.submit(function, *arguments).result(20)
+
+        first = of(reader, iter, loader) if makes == "reader" else iter(loader)
+        found = [of(reader, next, first).tolist() for _ in range(num_read)]
+        if makes == "main" and not num_read:
+            found.append(of(reader, next, first).tolist())
+        assert of(other, numbers, loader) == ALL
+        assert numbers(loader) == ALL
+        assert found + of(reader, numbers, first) == ALL
+
+
+@persistent
+def test_a_loop_in_a_loop_ends_the_outer_one_with_a_warning(options: Any) -> None:
+    loader = DataLoader(range(8), 2, **options)
+    errors._warned.discard("PP223 ")
+    outer, text = [], r"\[PP223\] DataLoader: .* after 2 of its batches, so it ends th"
+    with pytest.warns(LoaderWarning, match=text):
+        for batch in loader:
+            outer.append(batch.tolist())
+            if len(outer) == 2:
+                assert numbers(loader) == ALL
+    assert outer == ALL[:2]
+    errors._warned.discard("PP223 ")
+    # The outer loop has got all of its batches. After that a loop that is left ends.
+    for number, _ in enumerate(loader):
+        if number == 3:
+            assert numbers(loader) == ALL
+    workers = loader._iterator._pool
+    next(iter(loader))
+    assert numbers(loader) == ALL and loader._iterator._pool is workers
+    ahead = PreDataLoader(loader)
+    batches = iter(ahead)
+    ahead.state_dict()  # its thread has begun, so this loop takes no workers of it
+    assert numbers(loader) == numbers(batches) == ALL
+    assert "PP223 " not in errors._warned
