@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from ..core.errors import type_name
+from ..core.errors import LoaderWarning, type_name, warn_once
 from ..core.stateful import is_stateful
 from ..core.torch_private import ExceptionWrapper
 from . import _random_state
@@ -414,6 +414,27 @@ class Progress:
         if self.reader in (None, threading.current_thread()):
             return self.num_delivered
         return self.num_in_loop
+
+    def unread_state(self) -> dict[str, Any] | None:
+        """Return the loaded state if the loop has received no batch since, else None.
+
+        The iterator was only made, as by the check of a framework.
+        """
+        is_ahead = self.reader is not None  # and the thread may have read all of it
+        if not self._continued or (self.finished and not is_ahead):
+            return None
+        position = self.num_in_loop if is_ahead else self.num_delivered
+        num_read = position - self._num_before
+        if num_read == 1 and self._initial["epoch"] is not None:
+            warn_once(
+                "PP224",
+                "DataLoader: the loop must be the first to iterate after "
+                "load_state_dict, but an iterator that was left after one batch has "
+                "continued the loaded state. So another epoch begins now, at its "
+                "start. Load the state after such a call of next(iter(loader)).",
+                LoaderWarning,
+            )
+        return None if num_read else self._initial
 
     def leave_out(self) -> None:
         """Count a batch without samples, before it counts as delivered."""

@@ -253,6 +253,7 @@ class DataLoader(TorchLoader[_T_co], StatefulLoader):
         """Return this loader, None if the user makes another loader of its class."""
         is_same = arguments.get("collate_fn") is vars(self).get("collate_fn")
         is_made = "_receiver" in vars(self)
+        self._load_again()
         return self if is_made and (is_same or cls is not DataLoader) else None
 
     def _class_of_copy(self, cls: type) -> type:
@@ -306,6 +307,7 @@ class DataLoader(TorchLoader[_T_co], StatefulLoader):
         """Start an epoch."""
         if isinstance(self._iterator, Epoch):
             self._iterator = self._iterator.next_pass()
+        self._load_again()
         return super().__iter__()
 
     def __repr__(self) -> str:

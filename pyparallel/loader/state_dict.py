@@ -126,7 +126,8 @@ class StatefulLoader:
         number of workers may differ for a map-style dataset without a state. When
         ``iter()`` returns, the random states are those at the time of ``state_dict()``.
         To use other random states, seed after ``iter()``. Persistent workers are
-        started anew.
+        started anew. Until a loop has received a batch, further calls of ``iter()``
+        continue from the state as well.
 
         Args:
             state_dict: a return value of ``state_dict()``. ``{}`` discards a state that
@@ -152,6 +153,16 @@ class StatefulLoader:
         self._progress = None
         self._loaded = loaded
         self._iterators = None if loaded is None else loaded["loader"]["iterators"]
+
+    def _load_again(self) -> None:
+        """Load the last state once more if no loop has received a batch since."""
+        progress = self._progress
+        if self._loaded is None and progress is not None:
+            self._loaded = progress.unread_state()
+            if self._loaded is not None:
+                self._iterator = self._progress = None
+                # The next iterator counts them again.
+                self._loader._receiver.meter.add(sample_errors=-len(progress.errors))
 
     @property
     def _loader(self) -> Loader:

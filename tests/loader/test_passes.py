@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from queue import Queue
 from typing import Any
 
 import pytest
 import torch.utils.data
+from torch.utils.data import IterableDataset
 
 from pyparallel import DataLoader, LoaderWarning, PreDataLoader
 from pyparallel.core import errors
@@ -317,6 +318,35 @@ def test_the_position_by_the_name_of_torch_is_that_of_the_loop(
     assert expected == [([2, 3], 2), ([4], 3), ([6, 7], 4), 4]
 
 
+class Positioned(IterableDataset[int]):
+    """A stream with a position of its own, which each worker yields."""
+
+    def __init__(self) -> None:
+        self.position = 0
+
+    def __iter__(self) -> Iterator[int]:
+        while self.position < 8:
+            self.position += 1
+            yield self.position - 1
+        self.position = 0
+
+    def state_dict(self) -> dict[str, int]:
+        return {"position": self.position}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.position = state["position"]
+
+
+def in_thread(function: Callable[[], Any]) -> Any:
+    """Return the result of a function in another thread, which ends."""
+    with ThreadPoolExecutor(1) as threads:
+        return threads.submit(function).result(20)
+
+
+def here(function: Callable[[], Any]) -> Any:
+    return function()
+
+
 PERSISTENT = [
     {"num_workers": 2, "persistent_workers": True, "worker_method": method}
     for method in ("thread", "multiprocessing")
@@ -371,3 +401,46 @@ def test_a_loop_in_a_loop_ends_the_outer_one_with_a_warning(options: Any) -> Non
     ahead.state_dict()  # its thread has begun, so this loop takes no workers of it
     assert numbers(loader) == numbers(batches) == ALL
     assert "PP223 " not in errors._warned
+
+
+@pytest.mark.parametrize("check", ["kept", "dropped", "thread", "ahead"])
+@pytest.mark.parametrize("wrap", [DataLoader.__iter__, PreDataLoader], ids=["", "pre"])
+@pytest.mark.parametrize("make", [lambda: range(8), Positioned], ids=["map", "stream"])
+@pytest.mark.parametrize("options", [{}, {"num_workers": 1}, PERSISTENT[1]])
+def test_an_iterator_without_a_batch_leaves_the_state_to_the_next(
+    options: Any, make: Any, wrap: Any, check: str
+) -> None:
+    def made() -> Any:
+        return DataLoader(make(), 2, **options)
+
+    loader = made()
+    batches = iter(loader)
+    for _ in range(3):
+        next(batches)
+    state, rest = loader.state_dict(), numbers(batches)
+    loader = made()
+    loader.load_state_dict(state)
+    kept = []
+    if check == "ahead":
+        with PreDataLoader(loader) as ahead:
+            kept.append(iter(ahead))
+            ahead.state_dict()  # the thread has begun
+    else:
+        kept.append((in_thread if check == "thread" else here)(lambda: iter(loader)))
+    if check == "dropped":
+        kept.clear()
+    assert numbers(wrap(loader)) == rest
+    assert len(numbers(wrap(loader))) == len(numbers(made()))
+
+
+def test_an_iterator_that_is_left_after_a_batch_of_a_loaded_state_warns() -> None:
+    loader = DataLoader(range(8), 2)
+    next(iter(loader))
+    state = loader.state_dict()
+    loader.load_state_dict(state)
+    next(iter(loader))
+    errors._warned.discard("PP224 ")
+    with pytest.warns(LoaderWarning, match=r"\[PP224\] DataLoader: the loop must be t"):
+        assert numbers(loader) == ALL
+    loader.load_state_dict(state)
+    assert numbers(loader) == ALL[1:]  # the advice
