@@ -7,8 +7,8 @@ thread.
 Note: [quick loops]. To hand a batch from one thread to another costs more than to read
 a tiny one, and a loop that takes no time leaves none in which the thread could read. So
 after `QUICK_STEPS` such steps, the loop reads the batches of workers itself, until two
-steps take longer. It does what the thread would do, with the same modes of torch, and
-only if it finds no batch and the thread has parked.
+steps take longer. It takes the place of the thread only if no batch is there, if the
+thread has parked, and if the modes of torch are those of the thread.
 
 The thread is a daemon, which is stopped and joined at the exit of the interpreter
 (Note [exit] in ``core/process.py``). All threads that are not daemons have ended by
@@ -222,7 +222,7 @@ class PrefetchThread:
         return False
 
     def _take_or_ask(self, taken: list[QueueItem]) -> bool:
-        """Take an item. If there is none, ask the thread, or let this one read it."""
+        """Take an item. Otherwise, ask the thread for one, or let this one read it."""
         with self.wakeups.lock:
             if self._is_taken(taken):
                 return True
