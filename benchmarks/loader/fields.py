@@ -196,8 +196,8 @@ class BareProcesses:
 
     def __del__(self) -> None:
         """End the processes."""
-        for end, _ in self._pipes:
-            end.close()
+        for worker in self._workers:  # processes that started later hold their pipes
+            worker.terminate()
         for worker in self._workers:
             worker.join()
 
@@ -219,7 +219,7 @@ class BareProcesses:
 
 
 def _answer(end: Any, inherited: Sequence[Any], items: Items) -> None:
-    """Answer tasks until the pipe ends, which no other process may hold."""
+    """Answer tasks, until this process or its parent ends."""
     for each in inherited:
         each.close()
     torch.set_num_threads(1)
