@@ -9,7 +9,6 @@ import multiprocessing
 import os
 import re
 import signal
-import sys
 import sysconfig
 import threading
 import time
@@ -35,6 +34,7 @@ from tests.support.loader.prefetch_loaders import (
     die_in_a_message,
     die_with_the_lock,
     firsts,
+    interrupt_each_line,
     nothing_left,
     passes,
     prefetch_threads,
@@ -306,39 +306,19 @@ def test_an_interrupt_while_waiting_is_immediate() -> None:
         assert next(it) == 0  # nothing was lost
 
 
-def test_an_error_of_a_signal_handler_loses_nothing_or_ends_the_iterator() -> None:
-    class Interrupt(Exception):
-        pass
-
-    files = (iterator.__file__,)
-    lines_left = 0
-
-    def trace(frame: Any, event: str, arg: Any) -> Any:
-        nonlocal lines_left
-        if frame.f_code.co_filename not in files:
-            return None
-        if event == "line":
-            lines_left -= 1
-            if lines_left == 0:
-                raise Interrupt
-        return trace
-
-    rests: list[list[int]] = []
+@pytest.mark.parametrize("base", [Exception, BaseException])
+def test_an_error_of_a_signal_handler_loses_nothing_or_ends_the_iterator(
+    base: type[BaseException],
+) -> None:
     with passes(range(3), queue_size=5) as pre:
-        for number in itertools.count(1):
+
+        def start() -> Any:
             it = iter(pre)
-            until(lambda: len(it._thread.items) == 4)  # noqa: B023
-            lines_left, before = number, sys.gettrace()
-            try:
-                sys.settrace(trace)
-                first = next(it)
-            except Interrupt:
-                sys.settrace(before)
-                rests.append(list(it))
-            else:
-                sys.settrace(before)
-                break
-        assert [first, *it] == [0, 1, 2]
+            until(lambda: len(it._thread.items) == 4)
+            return it
+
+        rests, last = interrupt_each_line(base, start, int)
+    assert last == [0, 1, 2]
     assert all(rest in ([0, 1, 2], []) for rest in rests)
     assert [0, 1, 2] in rests and [] in rests
 

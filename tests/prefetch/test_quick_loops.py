@@ -9,7 +9,6 @@ import os
 import random
 import re
 import signal
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
@@ -29,6 +28,7 @@ from tests.support.loader.prefetch_loaders import (
     Raise,
     TwoArguments,
     firsts,
+    interrupt_each_line,
     nothing_left,
     passes,
     prefetch_threads,
@@ -209,42 +209,29 @@ def test_an_error_comes_in_its_place_and_ends_the_pass(name: str, quick: Any) ->
     assert outcome(True) == outcome(False)
 
 
-def test_an_error_of_a_signal_handler_loses_nothing_or_ends_the_pass() -> None:
-    class Interrupt(BaseException):
-        pass
-
-    lines_left = 0
-
-    def trace(frame: Any, event: str, arg: Any) -> Any:
-        nonlocal lines_left
-        if frame.f_code.co_filename != iterator.__file__:
-            return None
-        text = linecache.getline(iterator.__file__, frame.f_lineno)
+@pytest.mark.parametrize("base", [Exception, BaseException])
+def test_an_error_of_a_signal_handler_loses_nothing_or_ends_the_pass(
+    base: type[BaseException],
+) -> None:
+    def is_counted(frame: Any) -> bool:
         # No handler runs between the end of a block and the release of its lock.
-        if event == "line" and not text.lstrip().startswith("with "):
-            lines_left -= 1
-            if lines_left == 0:
-                raise Interrupt
-        return trace
+        text = linecache.getline(iterator.__file__, frame.f_lineno)
+        return not text.lstrip().startswith("with ")
 
-    rests: list[list[int]] = []
     loader = pyparallel.DataLoader(Numbers(), 2, num_workers=1)
     with passes(loader, queue_size=1) as pre:
-        for number in itertools.count(1):
+
+        def start() -> Any:
             it = iter(pre)
             assert [int(next(it)[0, 0]) for _ in range(2)] == [0, 2]
-            until(lambda: it._thread._is_parked)  # noqa: B023
-            lines_left, before = number, sys.gettrace()
-            try:
-                sys.settrace(trace)
-                first = int(next(it)[0, 0])
-            except Interrupt:
-                sys.settrace(before)
-                rests.append(firsts(it))
-            else:
-                sys.settrace(before)
-                break
-        assert [first, *firsts(it)] == [4, 6, 8, 10]
+            until(lambda: it._thread._is_parked)
+            return it
+
+        found = interrupt_each_line(
+            base, start, lambda batch: int(batch[0, 0]), is_counted
+        )
+    rests, last = found
+    assert last == [4, 6, 8, 10]
     assert all(rest in ([4, 6, 8, 10], []) for rest in rests)
     assert [4, 6, 8, 10] in rests and [] in rests
 

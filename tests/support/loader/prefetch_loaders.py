@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import multiprocessing
 import os
 import signal
@@ -20,6 +21,7 @@ from torch.utils.data import DataLoader, Dataset
 
 import pyparallel
 from pyparallel import PreDataLoader
+from pyparallel.prefetch import iterator
 from tests.support.processes.process_resources import SERVER, TRACKER
 
 NUM_ITEMS = 12
@@ -105,6 +107,53 @@ def until(condition: Callable[[], Any], seconds: float = 30) -> None:
     while not condition():
         assert time.monotonic() < deadline, "the condition did not become true"
         time.sleep(0.002)
+
+
+def interrupt_each_line(
+    base: type[BaseException],
+    start: Callable[[], Any],
+    value: Callable[[Any], int],
+    is_counted: Callable[[Any], bool] = lambda frame: True,
+) -> tuple[list[list[int]], list[int]]:
+    """Interrupt ``next()`` of passes at each line of their module in turn.
+
+    Args:
+        base: the base of the error.
+        start: begins a pass.
+        value: returns the number of a batch.
+        is_counted: returns False for the frames whose line is not interrupted.
+
+    Returns:
+        The batches of interrupted passes after that, and those of the last pass.
+    """
+
+    class Interrupt(base):  # type: ignore[misc, valid-type]  # a base at run time
+        pass
+
+    def trace(frame: Any, event: str, arg: Any) -> Any:
+        nonlocal lines_left
+        if frame.f_code.co_filename != iterator.__file__:
+            return None
+        if event == "line" and is_counted(frame):
+            lines_left -= 1
+            if lines_left == 0:
+                raise Interrupt
+        return trace
+
+    rests: list[list[int]] = []
+    for number in itertools.count(1):
+        it = start()
+        lines_left, before = number, sys.gettrace()
+        try:
+            sys.settrace(trace)
+            first = next(it)
+        except Interrupt:
+            sys.settrace(before)
+            rests.append([*map(value, it)])
+        else:
+            sys.settrace(before)
+            return rests, [value(first), *map(value, it)]
+    raise AssertionError
 
 
 def prefetch_threads() -> list[threading.Thread]:
