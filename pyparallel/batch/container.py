@@ -478,4 +478,6 @@ def _nbytes(tensor: torch.Tensor) -> int:
 def are_only_tensors(classes: Collection[type]) -> bool:
     """Return True if no leaf of these classes holds tensors or is a special tensor."""
     special = (torch.Tensor, DataContainer)
-    return not any(issubclass(each, special) and each not in PLAIN for each in classes)
+    return PLAIN.issuperset(classes) or not any(
+        issubclass(each, special) and each not in PLAIN for each in classes
+    )

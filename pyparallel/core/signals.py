@@ -8,6 +8,7 @@ wait meanwhile.
 
 from __future__ import annotations
 
+import _signal  # type: ignore[import-not-found]
 import functools
 import signal
 import threading
@@ -16,6 +17,7 @@ from typing import Any
 
 from .errors import restoring
 
+_numbers = [int(number) for number in signal.valid_signals()]
 #: The handlers that wait, by signal.
 _handlers: dict[int, Any] = {}
 
@@ -32,8 +34,8 @@ def deferred_signals() -> Generator[None, None, None]:
         arrived.append(number)
 
     try:
-        for number in map(int, signal.valid_signals()):
-            handler = signal.getsignal(number)
+        for number in _numbers:
+            handler = _signal.getsignal(number)  # `signal.getsignal` makes enums
             if callable(handler):
                 _handlers[number] = handler
                 signal.signal(number, note)

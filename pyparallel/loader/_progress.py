@@ -479,37 +479,51 @@ class Progress:
         state = self._fixed_state(loader)
         if state is not None:
             return partial(_checked, state)
-        workers, order = self._copy_records(), self.order
-        drawn, digest, exhausted, sampler = 0, 0, False, None
+        order, drawn = self.order, None
         if order is not None:
-            drawn, digest = order.num_drawn, order.digest
-            exhausted, sampler = order.exhausted, order.state
-            if has_other_replicas(self._sampler, sampler):
-                # The loaded state: no batch of these ranks has been delivered since.
-                drawn, exhausted = self.num_delivered, False
-        epoch = {"drawn": drawn, "digest": digest, "exhausted": exhausted}
-        epoch["turn"] = self.dataset.turn
-        num_delivered, num_errors = self.num_delivered, len(self.errors)
+            drawn = order.num_drawn, order.digest, order.exhausted, order.state
         generators = {name: g.get_state() for name, g in self._generators.items()}
-        shared = None if self.program_draws else _random_state.raw_states()
+        return partial(
+            self._state_at,
+            self.num_delivered,
+            len(self.errors),
+            drawn,
+            self.dataset.turn,
+            self._copy_records(),
+            generators,
+            None if self.program_draws else _random_state.raw_states(),
+        )
 
-        def state_here() -> dict[str, Any]:
-            random = shared or _random_state.raw_states()
-            state = {
-                **self._initial,
-                "base_seed": self.base_seed,
-                "sampler": sampler,
-                "given": num_delivered,
-                "ranks": self._ranks,
-                "workers": workers,
-                "epoch": {**self._epoch, **epoch},
-                "random": _random_state.encode(random, generators),
-                "epochs": self._epoch["epochs"],
-                "errors": [list(error) for error in self.errors[:num_errors]],
-            }
-            return _checked(state)
-
-        return state_here
+    def _state_at(
+        self,
+        num_delivered: int,
+        num_errors: int,
+        drawn: tuple[int, int, bool, Any] | None,
+        turn: int,
+        workers: dict[str, dict[str, Any]],
+        generators: dict[str, torch.Tensor],
+        shared: tuple[Any, ...] | None,
+    ) -> dict[str, Any]:
+        """Return the state at a position, see `position`."""
+        num_drawn, digest, exhausted, sampler = drawn or (0, 0, False, None)
+        if has_other_replicas(self._sampler, sampler):
+            # The loaded state: no batch of these ranks has been delivered since.
+            num_drawn, exhausted = num_delivered, False
+        epoch = {"drawn": num_drawn, "digest": digest, "exhausted": exhausted}
+        random = shared or _random_state.raw_states()
+        state = {
+            **self._initial,
+            "base_seed": self.base_seed,
+            "sampler": sampler,
+            "given": num_delivered,
+            "ranks": self._ranks,
+            "workers": workers,
+            "epoch": {**self._epoch, **epoch, "turn": turn},
+            "random": _random_state.encode(random, generators),
+            "epochs": self._epoch["epochs"],
+            "errors": [list(error) for error in self.errors[:num_errors]],
+        }
+        return _checked(state)
 
     def _fixed_state(self, loader: Loader) -> dict[str, Any] | None:
         """Return the state outside of an epoch and before its first batch, or None."""

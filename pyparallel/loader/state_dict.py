@@ -276,6 +276,8 @@ class Reading:
 
     def __init__(self, loader: Any, made: Any, source: Any) -> None:
         self._loader, self._is_checked = loader, False
+        state_dict = getattr(type(loader), "state_dict", None)
+        self._is_ours = state_dict is StatefulLoader.state_dict
         # The source of a subclass may be an iterator around ours.
         own = isinstance(getattr(source, "_progress", None), Progress)
         self._owner: Any = made if isinstance(made, StatefulLoader) else None
@@ -317,10 +319,7 @@ class Reading:
         """
         loader, progress = self._loader, self._progress
         try:
-            if (
-                getattr(type(loader), "state_dict", None)
-                is not StatefulLoader.state_dict
-            ):
+            if not self._is_ours:
                 state_dict = getattr(loader, "state_dict", None)
                 state = state_dict() if callable(state_dict) else None
                 return lambda: state

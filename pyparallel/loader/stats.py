@@ -326,6 +326,8 @@ STACKED, PADDING = 8, 9
 _INNER_COUNTERS = (*Figures._fields, "sample_errors")
 #: The counters of a wait. `Meter` keeps its times in nanoseconds.
 _WAIT_COUNTERS = ("wait_ns", "busy_ns", "first_wait_ns", "first_waits", "batches")
+#: The counters of a batch that was read ahead.
+_READ_COUNTERS = ("load_seconds", "copy_seconds", "nbytes")
 #: The most waits that are kept before they are added up. Adding up each one, within the
 #: lock, would take longer than to unpack a tiny batch.
 _MAX_WAITS = 256
@@ -348,6 +350,8 @@ class Meter:
         self._counts |= dict.fromkeys(_WAIT_COUNTERS, 0)
         #: Waits that are not in the counters yet: `_WAIT_COUNTERS`, and the figures.
         self._waits: list[tuple[Any, ...]] = []
+        #: The same for batches that were read ahead: `_READ_COUNTERS`.
+        self._reads: list[tuple[Any, ...]] = []
         #: The number of batches that missed the ring, by the reason of `RingMiss`.
         self.misses: Counter[str] = Counter()
         #: See `LoaderStats.applied`.
@@ -383,21 +387,25 @@ class Meter:
         return int(batches), int(stacked), int(counts["padding_nbytes"])
 
     def _add_waits(self) -> dict[str, float]:
-        """Add all waits to the counters, and return a copy of them."""
-        waits = self._waits[:]
-        del self._waits[: len(waits)]  # other threads may have appended some
-        rows: Any = zip(*waits, strict=True) if waits else [()]
-        *columns, figures = rows
+        """Add all waits and reads to the counters, and return a copy of them."""
+        *columns, figures = _take_columns(self._waits) or [()]
         columns += zip(*filter(None, figures), strict=True)
         names = (*_WAIT_COUNTERS, *Figures._fields)
         for name, column in zip(names, columns, strict=False):
             self._counts[name] += sum(column)
+        columns = _take_columns(self._reads)
+        for name, column in zip(_READ_COUNTERS, columns, strict=False):
+            self._counts[name] += sum(column)
         return dict(self._counts)
+
+    def count_read(self, load_seconds: float, copy_seconds: float, nbytes: int) -> None:
+        """Count a batch that a thread has read ahead, before the wait for it."""
+        self._reads.append((load_seconds, copy_seconds, nbytes))  # atomic
 
     def count_wait(
         self, start: int, batches: int = 0, figures: tuple[float, ...] = ()
-    ) -> None:
-        """Count a wait of this thread's consumer that ends now.
+    ) -> int:
+        """Count a wait of this thread's consumer that ends now. Return that time.
 
         The time of the same thread between two waits counts as busy. Do not nest waits
         of one meter.
@@ -418,6 +426,7 @@ class Meter:
         if len(self._waits) >= _MAX_WAITS:
             with self._lock:
                 self._add_waits()
+        return now
 
     def pause(self) -> None:
         """Do not count the time until this thread's next wait as busy.
@@ -461,6 +470,13 @@ class _ThreadTimes(threading.local):
     """The end of this thread's last wait. None: no step follows it."""
 
     last_end: int | None = None
+
+
+def _take_columns(rows: list[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
+    """Empty a list of rows, to which other threads append. Return its columns."""
+    taken = rows[:]
+    del rows[: len(taken)]
+    return [*zip(*taken, strict=True)]
 
 
 def _renew_lock(meter: Meter) -> None:

@@ -53,11 +53,11 @@ class Prepared:
         if loader is not None and loader.gradient_state is self:
             loader.gradient_state = self._state
 
-    def show(self, facts: tuple[bool, int] | None) -> None:
+    def show(self, end_of_dataloader: bool, remainder: int) -> None:
         """Tell accelerate the facts of the batch that the loop gets."""
-        if facts is None or self._state is None:
+        if self._state is None:
             return
-        self.end_of_dataloader, self.remainder = facts
+        self.end_of_dataloader, self.remainder = end_of_dataloader, remainder
         if not self._is_shown:
             self._is_shown = True
             self._state._add_dataloader(self)

@@ -7,8 +7,9 @@ thread.
 Note: [quick loops]. To hand a batch from one thread to another costs more than to read
 a tiny one, and a loop that takes no time leaves none in which the thread could read. So
 after `QUICK_STEPS` such steps, the loop reads the batches of workers itself, until two
-steps take longer. It takes the place of the thread only if no batch is there, if the
-thread has parked, and if the modes of torch are those of the thread.
+steps take longer. The next pass begins as the last one ended. The loop takes the place
+of the thread only if no batch is there, if the thread has parked, and if the modes of
+torch are those of the thread.
 
 The thread is a daemon, which is stopped and joined at the exit of the interpreter
 (Note [exit] in ``core/process.py``). All threads that are not daemons have ended by
@@ -56,8 +57,9 @@ WORKER_SECONDS = 0.5
 TURN_SECONDS = 0.2
 #: Seconds of a copy for which the consumer of the batch before it may wait.
 SHORT_SECONDS = 2e-4
-#: The longest time of a quick step, and the number of such steps: Note [quick loops].
-QUICK_SECONDS, QUICK_STEPS = 1e-4, 16
+#: The longest nanoseconds of a quick step, and the number of such steps: Note [quick
+#: loops].
+QUICK_NS, QUICK_STEPS = 1e5, 16
 _TOO_LATE = (
     "PreDataLoader: an epoch must start before the interpreter exits, but it is "
     "exiting. Iterate over the loader itself."
@@ -113,12 +115,15 @@ class PrefetchThread:
     All changes of its state hold the lock of ``wakeups``. See Note [interrupted waits].
     """
 
-    def __init__(self, options: Options, *, is_ahead: bool = False) -> None:
+    def __init__(
+        self, options: Options, *, is_ahead: bool = False, num_quick: int = 0
+    ) -> None:
         """Prepare a pass.
 
         Args:
             options: those of all passes over the loader.
             is_ahead: the pass starts before its loop, and reads at once.
+            num_quick: that of the last pass.
         """
         self.options = options
         self.pid: int = os.getpid()
@@ -142,11 +147,13 @@ class PrefetchThread:
         #: The thread that reads in place of this one, see Note [quick loops].
         self.reader: int | None = None
         self.is_lost: bool = False  # an interrupt has ended such a reading
-        self._is_parked = self._is_quick = self._has_ended = False
-        self._num_quick, self._returned_at = 0, -math.inf
+        self._is_parked = self._is_quick = self._has_ended = self._only_reads = False
+        #: The number of quick steps, at most twice `QUICK_STEPS`.
+        self.num_quick: int = num_quick
+        self.returned_at: float = -math.inf
         self._num_batches = self._position = 0  # that were read, and that of the epoch
         self._copy_seconds = 0.0  # of the last one
-        self._activity = ("starting", time.monotonic())
+        self._activity = ("starting", time.perf_counter())
         self.thread: threading.Thread = threading.Thread(
             target=_run, args=(self,), name="pyparallel-prefetch", daemon=True
         )
@@ -173,25 +180,31 @@ class PrefetchThread:
 
     # Called by the consumer.
 
-    def take(self, taken: list[QueueItem]) -> None:
+    def take(self, taken: list[QueueItem], now: float) -> None:
         """Wait for the next item and append it to a list, unless it is the end.
 
-        A signal handler may raise at any time. If it leaves the list empty, the item
-        remains for the next call.
+        A signal handler may raise at any time. If it leaves the list empty, and
+        ``is_lost`` is not set, the item remains for the next call.
+
+        Args:
+            taken: the list.
+            now: the time, in nanoseconds.
 
         Raises:
             RuntimeError: this process was forked; a worker died.
             TimeoutError: no batch arrived in time. The next call waits again.
         """
         self.check_process()
-        self._note_step()
+        if now - self.returned_at > QUICK_NS:
+            self.num_quick = max(self.num_quick - QUICK_STEPS, 0)
+        elif self.num_quick < 2 * QUICK_STEPS:
+            self.num_quick += 1
         try:
             if self._take_or_ask(taken):
                 return
             if self.reader == threading.get_ident():
-                self._read_here()
-                if self._take_or_ask(taken):
-                    return
+                self._read_here(taken)
+                return
         finally:
             self.leave()
         timeout = self.options.timeout
@@ -226,11 +239,12 @@ class PrefetchThread:
         with self.wakeups.lock:
             if self._is_taken(taken):
                 return True
-            self.num_wanted = max(self.num_wanted, self.num_taken + 1)
             self._is_quick = self._may_read_here()
             if self._is_quick and self._is_parked:
                 self.reader = threading.get_ident()
-            elif not self._is_quick:
+                return False
+            self.num_wanted = max(self.num_wanted, self.num_taken + 1)
+            if not self._is_quick:
                 self.wakeups.wake()
             return False
 
@@ -241,43 +255,34 @@ class PrefetchThread:
             if self.stopping or not self._is_quick:
                 self.wakeups.wake()
 
-    def _note_step(self) -> None:
-        """Note the time since the last batch of the loop, which begins to wait."""
-        if time.perf_counter() - self._returned_at > QUICK_SECONDS:
-            self._num_quick = max(self._num_quick - QUICK_STEPS, 0)
-        elif self._num_quick < 2 * QUICK_STEPS:
-            self._num_quick += 1
-
-    def note_return(self) -> None:
-        """Note that the loop gets a batch."""
-        self._returned_at = time.perf_counter()
-
     def _may_read_here(self) -> bool:
         """Return True if the loop reads the next batch, see Note [quick loops]."""
         return (
-            self._num_quick >= QUICK_STEPS
+            self.num_quick >= QUICK_STEPS
             and self.reader is None
-            and isinstance(self.source, Epoch)
+            and self._only_reads
             and self.source._has_workers
-            and not self.options.timeout
-            and self.options.device_stage.is_idle
-            and thread_state.is_capturable()
-            and not thread_state.is_transformed()
-            and thread_state.capture() == self.state
+            and thread_state.is_here(self.state)
         )
 
-    def _read_here(self) -> None:
-        """Read a batch in place of the thread. Queue it, the end, or an error."""
+    def _read_here(self, taken: list[QueueItem]) -> None:
+        """Read a batch in place of the thread. Append it, the end, or an error."""
         progress = self.source._progress
         before, self.is_lost = progress.num_delivered, True
         try:
-            self.read()
+            item = self.read()
         except BaseException as error:
             # A handler that raises during a wait of the loader loses no batch.
             self.is_lost = progress.failed or progress.num_delivered != before
             if not self.is_lost or not isinstance(error, Exception):
                 raise
-            self.put_error(error)
+            item = self._item_of(error)
+        if item.get_batch is None:
+            self._has_ended = self.finished = True
+        else:
+            self.num_taken += 1  # others take nothing as long as this thread reads
+        if not self.stopping:
+            taken.append(item)
         self.is_lost = False
 
     def check_process(self) -> None:
@@ -297,8 +302,8 @@ class PrefetchThread:
             raise TimeoutError(
                 f"PreDataLoader: batch {self.num_taken} must arrive within "
                 f"{self.options.timeout} s, but the thread has spent "
-                f"{time.monotonic() - since:.2f} s in '{activity}'. Increase timeout, "
-                "or find the cause there."
+                f"{time.perf_counter() - since:.2f} s in '{activity}'. Increase "
+                "timeout, or find the cause there."
             )
         return min(self.workers.wait_seconds(left), threading.TIMEOUT_MAX)
 
@@ -321,12 +326,18 @@ class PrefetchThread:
 
     def set_activity(self, activity: str) -> None:
         """Record the activity of the thread, for messages."""
-        self._activity = (activity, time.monotonic())
+        self._activity = (activity, time.perf_counter())
 
     def set_source(self, source: Any) -> None:
         """Publish the loader's iterator. `stop` ends its waits, consumers check it."""
         with self.wakeups.lock:
             self.source, self.workers = source, SourceWorkers(source)
+            self._only_reads = (
+                isinstance(source, Epoch)
+                and not self.options.timeout
+                and self.options.device_stage.is_idle
+                and not self.state.has_autocast
+            )
             self.wakeups.wake()
         self.workers.watch(lambda: self.stopping, self._tell)
 
@@ -366,11 +377,11 @@ class PrefetchThread:
             return False
         return not self.draws.waits_at(self._position or self._num_batches)
 
-    def read(self) -> None:
-        """Read a batch, and queue it, or the end. One thread at a time."""
+    def read(self) -> QueueItem:
+        """Read a batch, and return it, or the end. One thread at a time."""
         source, reading, stage = self.source, self.reading, self.options.device_stage
-        self.set_activity("next(loader)")
         start = time.perf_counter()
+        self._activity = ("next(loader)", start)
         with self.turns:
             try:
                 with span("pyparallel.fetch"):
@@ -378,30 +389,31 @@ class PrefetchThread:
             except StopIteration as end:
                 if error := early_end(end, self.made, self._num_batches):
                     raise error from end
-                self.put(QueueItem(state=reading.state()))
-                return
+                return QueueItem(state=reading.state())
             fetched = time.perf_counter()
             state, self._position = reading.state(), reading.mark()
             facts = self.prepared.read()
-        self.set_activity("the copy or the transform")
+        self._activity = ("the copy or the transform", fetched)
         if self._copy_seconds > SHORT_SECONDS or stage.transform is not None:
             self.wakeups.wake()
         get_batch, nbytes = stage.start(batch)
         self._copy_seconds = copied = time.perf_counter() - fetched
-        meter = self.options.meter
-        meter.add(load_seconds=fetched - start, copy_seconds=copied, nbytes=nbytes)
+        self.options.meter.count_read(fetched - start, copied, nbytes)
         self._num_batches += 1
-        item = QueueItem(get_batch, None, state, self._position, facts)
-        self.put(item, tells=not isinstance(source, Epoch))
+        return QueueItem(get_batch, None, state, self._position, facts)
 
-    def put_error(self, error: BaseException) -> None:
-        """Queue an error of `read`."""
+    def _item_of(self, error: BaseException) -> QueueItem:
+        """Return the item of an error of `read`."""
         found = _consumer_error(error, self.workers)
         if getattr(self.source, "_workers", None):
             clear_frames(found)
-        self.put(QueueItem(error=found))
+        return QueueItem(error=found)
 
-    def put(self, item: QueueItem, *, tells: bool = True) -> None:
+    def put_error(self, error: BaseException) -> None:
+        """Queue an error."""
+        self.put(self._item_of(error))
+
+    def put(self, item: QueueItem) -> None:
         """Queue an item, unless the pass is stopping.
 
         Note: [wakeups]. Waking the consumer for each tiny batch would cost more than
@@ -412,7 +424,7 @@ class PrefetchThread:
             self._has_ended = item.get_batch is None
             if not self.stopping:
                 self.items.append(item)
-                if tells:
+                if self._has_ended or not isinstance(self.source, Epoch):
                     self._tell()
 
 
@@ -545,7 +557,7 @@ def _produce(prefetch_thread: PrefetchThread) -> None:
     prefetch_thread.set_begun()
     prefetch_thread._position = reading.mark()
     while prefetch_thread.wait_for_room():
-        prefetch_thread.read()
+        prefetch_thread.put(prefetch_thread.read())
 
 
 class Owner(Protocol):
@@ -611,23 +623,25 @@ class PrefetchIterator:
 
     def _next(self, taken: list[QueueItem]) -> Any:
         """Return the next batch. Append its item to a list before removing it."""
-        meter = self._thread.options.meter
+        thread = self._thread
+        meter = thread.options.meter
         start, batches = meter.clock(), 0
         try:
             with span("pyparallel.wait"):
-                self._thread.take(taken)
+                thread.take(taken, start)
                 get_batch = taken[0].get_batch if taken else None
                 if get_batch is not None:
                     batch = get_batch()
                     batches = 1
         finally:
-            meter.count_wait(start, batches)
+            thread.returned_at = meter.count_wait(start, batches)
         if get_batch is not None:
-            self._thread.reading.receive(taken[0].position)
-            self._thread.prepared.show(taken[0].facts)
+            _, _, state, position, facts = taken[0]
+            thread.reading.receive(position)
+            if facts is not None:
+                thread.prepared.show(*facts)
             if (owner := self._owner()) is not None:
-                owner._on_batch(taken[0].state)
-            self._thread.note_return()
+                owner._on_batch(state)
             return batch
         meter.pause()
         if taken:  # otherwise the iterator was closed, or has ended before

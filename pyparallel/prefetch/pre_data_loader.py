@@ -170,6 +170,7 @@ class PreDataLoader:
         self._ahead: PrefetchIterator | None = None
         self._latest: PrefetchThread | None = None
         self._state: LoaderState | None = None
+        self._num_quick = 0
 
     def __iter__(self) -> PrefetchIterator:
         """Start a pass over the loader, independent of other passes."""
@@ -193,7 +194,9 @@ class PreDataLoader:
             self.timeout,
             self._meter,
         )
-        prefetch_thread = PrefetchThread(options, is_ahead=is_ahead)
+        prefetch_thread = PrefetchThread(
+            options, is_ahead=is_ahead, num_quick=self._num_quick
+        )
         iterator = PrefetchIterator(self, prefetch_thread)
         try:
             self._live.add(iterator)
@@ -209,7 +212,7 @@ class PreDataLoader:
 
     def _on_end(self, ended: PrefetchThread, state: LoaderState | None) -> None:
         """Record the loader's state at the end of its epoch."""
-        self._state = state
+        self._state, self._num_quick = state, ended.num_quick
         if self._latest is ended:
             self._latest = None
             self._state = None if self._knows_epochs() else state

@@ -43,7 +43,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], None]:
     """Let all steps count as quick. Returns a function that changes this."""
 
     def set_quick(is_quick: bool) -> None:
-        monkeypatch.setattr(iterator, "QUICK_SECONDS", math.inf if is_quick else -1.0)
+        monkeypatch.setattr(iterator, "QUICK_NS", math.inf if is_quick else -1.0)
 
     monkeypatch.setattr(iterator, "QUICK_STEPS", 1)
     set_quick(True)
@@ -130,6 +130,25 @@ def test_the_thread_reads_again_during_steps_that_take_time(quick: Any) -> None:
         for _ in range(9):
             next(batches)
         assert sampler.threads[-1] == threading.get_ident()
+
+
+def test_a_pass_begins_as_the_last_one_ended(
+    quick: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def wait_for_items(thread: Any, count: int) -> None:
+        until(lambda: len(thread.items) == count)
+        until(lambda: thread._is_parked)
+        assert len(thread.items) == count
+
+    monkeypatch.setattr(iterator, "QUICK_STEPS", 4)
+    loader = pyparallel.DataLoader(Numbers(), 1, num_workers=1)
+    with passes(loader, queue_size=3) as pre:
+        for is_quick, ahead in ((True, 3), (True, 0), (False, 0), (False, 3)):
+            quick(is_quick)
+            batches = iter(pre)
+            next(batches)
+            wait_for_items(batches._thread, ahead)
+            assert len([*batches]) == 11
 
 
 @pytest.mark.parametrize("seed", range(6))

@@ -53,7 +53,7 @@ def loader_of(kind: str) -> Any:
     """Return a loader, such as "thread", "thread ahead" and "thread quick ahead"."""
     method: Any = kind.partition(" ")[0]
     if "quick" in kind:
-        iterator.QUICK_SECONDS, iterator.QUICK_STEPS = math.inf, 1
+        iterator.QUICK_NS, iterator.QUICK_STEPS = math.inf, 1
     loader: Any = DataLoader(Numbers(), 2, num_workers=2, worker_method=method)
     return PreDataLoader(loader) if kind.endswith("ahead") else loader
 
