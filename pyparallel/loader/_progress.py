@@ -476,9 +476,8 @@ class Progress:
                 f"{sorted(self.dataset.unknown)} have delivered no batch since. Call "
                 "state_dict later in this epoch, or finish epochs."
             )
-        state = self._fixed_state(loader)
-        if state is not None:
-            return partial(_checked, state)
+        if self.finished or not self.num_delivered:
+            return partial(_checked, self._fixed_state(loader))
         order, drawn = self.order, None
         if order is not None:
             drawn = order.num_drawn, order.digest, order.exhausted, order.state
@@ -525,17 +524,17 @@ class Progress:
         }
         return _checked(state)
 
-    def _fixed_state(self, loader: Loader) -> dict[str, Any] | None:
-        """Return the state outside of an epoch and before its first batch, or None."""
+    def _fixed_state(self, loader: Loader) -> dict[str, Any]:
+        """Return the state outside of an epoch and before its first batch."""
         if self.finished:
             return state_between_epochs(loader, self)
-        if self.num_delivered:
-            return None
         if self._continued or self._has_workers:
             return self._initial
         return {**self._initial, "workers": self._copy_records()}
 
     def _copy_records(self) -> dict[str, dict[str, Any]]:
+        if self._has_workers and not self.dataset.records:
+            return {}
         workers = self.dataset.copy_records(self.num_delivered)
         if self._read_after_error and any(r["state"] is None for r in workers.values()):
             raise RuntimeError(
