@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from .errors import BatchTypeError, BatchValueError, type_name
+from .errors import BatchTypeError, BatchValueError, plain_number, type_name
 
 #: One target: a device, its index, or -1 to leave the data on the host.
 Target = int | str | torch.device
@@ -36,6 +36,7 @@ def resolve_targets(target_gpus: Targets) -> list[torch.device | None]:
             the host and accelerators.
         RuntimeError: this machine does not have one of the devices.
     """
+    target_gpus = plain_number(target_gpus)
     if isinstance(target_gpus, _TARGET):
         target_gpus = [target_gpus]
     if not isinstance(target_gpus, Iterable) or isinstance(target_gpus, bytes):

@@ -232,6 +232,15 @@ def check_int(value: Any, least: int, where: str, rule: str = "an integer") -> i
     return number
 
 
+def plain_number(value: Any) -> Any:
+    """Return a scalar of NumPy or torch as a number of Python, others unchanged.
+
+    Arithmetic with such a scalar overflows, and ``json`` and torch reject some of them.
+    """
+    is_scalar = getattr(value, "ndim", None) == 0 and hasattr(value, "item")
+    return value.item() if is_scalar else value
+
+
 def check_whole(value: Any, least: int, where: str) -> int:
     """Return `check_int` of a value that may also be a float such as 2.0."""
     is_whole = isinstance(value, float) and value.is_integer()

@@ -16,11 +16,12 @@ import inspect
 import sys
 import weakref
 from collections.abc import Mapping
+from numbers import Real
 from typing import Any
 
 from torch.utils.data import IterableDataset
 
-from ..core.errors import BatchTypeError
+from ..core.errors import BatchTypeError, plain_number
 from ..core.torch_private import TorchLoader
 
 
@@ -60,7 +61,10 @@ class TimeoutWithOwner:
         return number
 
     def __set__(self, loader: Any, value: Any) -> None:
-        vars(loader)["timeout"] = value.real if isinstance(value, _Owned) else value
+        value = value.real if isinstance(value, _Owned) else plain_number(value)
+        if type(value) is not int and isinstance(value, Real):
+            value = float(value)  # not of a subclass, whose copies would be ordinary
+        vars(loader)["timeout"] = value
 
 
 def _source(cls: type, arguments: Mapping[str, Any]) -> Any:

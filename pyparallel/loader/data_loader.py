@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from multiprocessing.context import BaseContext
+from numbers import Real
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch.utils.data
@@ -22,7 +24,7 @@ from typing_extensions import Self, TypeVar
 
 from ..batch.collate import collate, collate_one_chunk
 from ..batch.collate_fields import check_collate_fn
-from ..core.errors import BatchTypeError, check_int, type_name, warn
+from ..core.errors import BatchTypeError, check_int, plain_number, type_name, warn
 from ..core.text import plural
 from ..core.torch_private import LoaderIter, TorchLoader, require
 from . import _random_state
@@ -100,10 +102,12 @@ class DataLoader(TorchLoader[_T_co], StatefulLoader):
             call of ``state_dict``. The state is exact at every step, for any number.
 
     Raises:
-        TypeError: ``ring_slabs``, ``max_ring_bytes`` or ``snapshot_every_n_steps`` is
-            not an integer, ``sample_seeds`` is no bool or function,
-            ``replay_dataset`` is not a bool, ``sample_seeds`` is set with an iterable
-            dataset, ``replay_dataset`` with another one, or
+        TypeError: ``num_workers``, ``prefetch_factor``, ``ring_slabs``,
+            ``max_ring_bytes`` or ``snapshot_every_n_steps`` is not an integer, which
+            may be a scalar of NumPy or torch, ``timeout`` is no number,
+            ``sample_seeds`` is no bool or function, ``replay_dataset`` is not a bool,
+            ``sample_seeds`` is set with an iterable dataset, ``replay_dataset`` with
+            another one, ``worker_method="thread"`` with a ``DataPipe``, or
             ``multiprocessing_context`` starts threads.
         ValueError: a number is negative, a sampler of this package is for another
             number of samples, or torch's ``DataLoader`` raises it.
@@ -173,13 +177,15 @@ class DataLoader(TorchLoader[_T_co], StatefulLoader):
         replay_dataset: bool = False,
         snapshot_every_n_steps: int | None = None,
     ) -> None:
-        for name, value in (
-            ("ring_slabs", ring_slabs),
-            ("max_ring_bytes", max_ring_bytes),
-            ("snapshot_every_n_steps", snapshot_every_n_steps),
-        ):
-            if value is not None:
-                check_int(value, 0, f"DataLoader: {name}", "None or an integer")
+        batch_size, drop_last = plain_number(batch_size), plain_number(drop_last)
+        num_workers = _check_num_workers(num_workers)
+        prefetch_factor = _check_optional("prefetch_factor", prefetch_factor)
+        ring_slabs = _check_optional("ring_slabs", ring_slabs)
+        max_ring_bytes = _check_optional("max_ring_bytes", max_ring_bytes)
+        snapshot_every_n_steps = _check_optional(
+            "snapshot_every_n_steps", snapshot_every_n_steps
+        )
+        _check_timeout(timeout)
         if not callable(sample_seeds):
             _check_bool("sample_seeds", sample_seeds, "True, False or a function")
         _check_bool("replay_dataset", replay_dataset)
@@ -344,6 +350,30 @@ class DataLoader(TorchLoader[_T_co], StatefulLoader):
 
 #: The state of a loader that its copies continue.
 _STATE = ("_loaded", "_has_loaded", "_iterators")
+
+
+def _check_num_workers(value: Any) -> int:
+    value = plain_number(value)
+    if isinstance(value, int):
+        return value  # torch checks its sign
+    is_zero = isinstance(value, float) and value == 0  # as in torch
+    return 0 if is_zero else check_int(value, 0, "DataLoader: num_workers")
+
+
+def _check_optional(name: str, value: Any) -> int | None:
+    if value is None:
+        return None
+    where, rule = f"DataLoader: {name}", "None or an integer"
+    return check_int(plain_number(value), 0, where, rule)
+
+
+def _check_timeout(value: Any) -> None:
+    value = plain_number(value)
+    if not isinstance(value, Real) or math.isnan(value):
+        raise BatchTypeError(
+            "DataLoader: timeout must be a number of seconds, 0 for no limit, but is "
+            f"{value!r} ({type_name(value)})."
+        )
 
 
 def _check_bool(name: str, value: Any, rule: str = "True or False") -> None:

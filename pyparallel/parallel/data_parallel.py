@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from ..core.devices import HOST, Target, resolve_target, resolve_targets
-from ..core.errors import warn_once
+from ..core.errors import plain_number, warn_once
 from ..core.tracing import span
 from ..scatter_gather.gather import gather
 from ..scatter_gather.scatter import first_arguments, scatter_kwargs
@@ -221,6 +221,7 @@ def _devices(device_ids: Target | Iterable[Target] | None) -> list[Any] | None:
     """Return the devices of ``device_ids``: [] for the host, None for all."""
     listed: list[Any] | None = None
     if device_ids is not None:
+        device_ids = plain_number(device_ids)
         is_one = isinstance(device_ids, int | str | torch.device)
         # A type checker does not infer that it is iterable otherwise.
         listed = [device_ids] if is_one else list(device_ids)  # type: ignore[arg-type]
@@ -243,6 +244,7 @@ def _devices(device_ids: Target | Iterable[Target] | None) -> list[Any] | None:
 
 
 def _is_host(target: Target) -> bool:
+    target = plain_number(target)
     if isinstance(target, int):
         return target == -1
     return str(target).partition(":")[0] == "cpu"

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from ..core.devices import HOST, Target, Targets, resolve_target
-from ..core.errors import BatchTypeError, BatchValueError, type_name
+from ..core.errors import BatchTypeError, BatchValueError, plain_number, type_name
 from ..core.torch_private import compiled_from, require
 from ..transfer.between_devices import copy_to_devices
 
@@ -85,6 +85,7 @@ def replicate(module: Module, devices: Targets, detach: bool = False) -> list[Mo
 
 def _targets(devices: Targets) -> list[torch.device]:
     listed: Iterable[Target]
+    devices = plain_number(devices)
     if isinstance(devices, int | str | torch.device):
         listed = [devices]
     elif isinstance(devices, Iterable):

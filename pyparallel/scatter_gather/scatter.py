@@ -14,7 +14,7 @@ from ..batch import pytree
 from ..batch.container import DataContainer, are_only_tensors
 from ..batch.ragged import Ragged
 from ..core.devices import Targets, resolve_targets
-from ..core.errors import BatchTypeError, BatchValueError, type_name
+from ..core.errors import BatchTypeError, BatchValueError, plain_number, type_name
 from ..core.tracing import span
 from ..transfer.static import StaticBatches, StaticTarget
 from .checks import check_dim
@@ -330,6 +330,7 @@ def _options(
 ) -> Options:
     sizes = None
     if chunk_sizes is not None:
+        chunk_sizes = plain_number(chunk_sizes)
         if not isinstance(chunk_sizes, Iterable):
             raise BatchTypeError(
                 "scatter: chunk_sizes must be a sequence of integers, but is "

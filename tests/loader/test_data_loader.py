@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import copy
 import inspect
+import json
 import os
 import pickle
 import sys
 import warnings
 from collections.abc import Iterator
+from fractions import Fraction
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.utils.data
@@ -299,6 +302,30 @@ def test_torch_checks_its_own_arguments() -> None:
             ValueError,
             "DataLoader: prefetch_factor must be an integer of 1 or more, but is 0.",
         ),
+        (
+            {"num_workers": None},
+            TypeError,
+            "DataLoader: num_workers must be an integer of 0 or more, but is None "
+            "(None).",
+        ),
+        (
+            {"prefetch_factor": "2"},
+            TypeError,
+            "DataLoader: prefetch_factor must be None or an integer of 0 or more, but "
+            "is '2' (str).",
+        ),
+        (
+            {"timeout": None},
+            TypeError,
+            "DataLoader: timeout must be a number of seconds, 0 for no limit, but is "
+            "None (None).",
+        ),
+        (
+            {"timeout": float("nan")},
+            TypeError,
+            "DataLoader: timeout must be a number of seconds, 0 for no limit, but is "
+            "nan (float).",
+        ),
     ],
 )
 def test_numbers_with_which_no_worker_starts_are_refused(
@@ -307,6 +334,42 @@ def test_numbers_with_which_no_worker_starts_are_refused(
     with pytest.raises(kind) as caught:
         DataLoader(Numbers(), **{"num_workers": 1, **arguments})
     assert isinstance(caught.value, AssertionError) and str(caught.value) == text
+
+
+@pytest.mark.parametrize("worker_method", ["multiprocessing", "thread"])
+@pytest.mark.parametrize(
+    ("name", "value", "plain"),
+    [
+        ("batch_size", np.int64(2), 2),
+        ("drop_last", np.bool_(True), True),
+        ("num_workers", np.uint8(2), 2),
+        ("num_workers", torch.tensor(2), 2),
+        ("prefetch_factor", np.int32(2), 2),
+        ("ring_slabs", np.int16(8), 8),
+        ("max_ring_bytes", np.uint32(1 << 30), 1 << 30),
+        ("snapshot_every_n_steps", np.int64(1), 1),
+        ("timeout", np.float16(50), 50),
+        ("timeout", torch.tensor(50.0), 50),
+        ("timeout", Fraction(50), 50),
+    ],
+)
+def test_scalars_of_numpy_and_torch_are_ordinary_numbers(
+    worker_method: Any, name: str, value: Any, plain: Any
+) -> None:
+    arguments = {"batch_size": 2, "num_workers": 2, "worker_method": worker_method}
+    loaders: list[Any] = [
+        DataLoader(range(5), **{**arguments, name: each}) for each in (value, plain)
+    ]
+    batches = iter(loaders[0])
+    assert next(batches).tolist() == [0, 1]
+    loaders[1].load_state_dict(json.loads(json.dumps(loaders[0].state_dict())))
+    rest = [batch.tolist() for batch in batches]
+    assert rest == [batch.tolist() for batch in loaders[1]]
+    assert rest == ([[2, 3]] if name == "drop_last" else [[2, 3], [4]])
+    # Libraries copy a loader in this way, see Note [copies].
+    data, timeout = loaders[0].dataset, loaders[0].timeout
+    copied: Any = TorchLoader(data, num_workers=1, timeout=timeout)
+    assert type(copied) is DataLoader
 
 
 OURS = {"ring_slabs", "max_ring_bytes", "sample_seeds", "snapshot_every_n_steps"}

@@ -7,6 +7,7 @@ from collections import OrderedDict
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -26,6 +27,7 @@ pytestmark = pytest.mark.cuda_torch
 
 
 ON_HOST: list[Any] = [[], (), -1, [-1], "cpu", ["cpu"], torch.device("cpu")]
+ON_HOST += [np.int64(-1), torch.tensor(-1), np.array([-1])]
 
 
 class FakeDevice(MMDataParallel):

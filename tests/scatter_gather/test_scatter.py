@@ -35,7 +35,8 @@ def chunks(*sizes: int) -> list[torch.Tensor]:
 def test_one_host_target_gives_one_part_without_a_copy():
     tensor, cpu = torch.arange(6).view(2, 3), torch.device("cpu")
     for targets in (-1, "cpu", cpu, "cpu:0", [-1], ["cpu"], (cpu,), range(-1, 0),
-                    iter([-1]), [np.int64(-1)], [torch.tensor(-1)]):  # fmt: skip
+                    iter([-1]), [np.int64(-1)], [torch.tensor(-1)],
+                    np.int64(-1), torch.tensor(-1)):  # fmt: skip
         (part,) = scatter({"x": tensor}, targets)
         assert part["x"] is tensor
 
