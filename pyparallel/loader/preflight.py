@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from torch.utils.data import IterDataPipe, MapDataPipe
 
 from ..core import rlimits
 from ..core.cpu_time import cores_allowed
@@ -304,7 +305,8 @@ def check_workers(loader: Loader) -> None:
     for the whole program.
 
     Raises:
-        BatchTypeError: the context would start threads, or a number is no integer.
+        BatchTypeError: the context would start threads, a number is no integer, or a
+            DataPipe has threads.
         BatchValueError: ``prefetch_factor`` is 0, or ``worker_method`` has no such
             kind, or has threads with a context of processes.
     """
@@ -324,6 +326,12 @@ def check_workers(loader: Loader) -> None:
                 "DataLoader: with worker_method='thread' multiprocessing_context must "
                 f"be None, but is {loader.multiprocessing_context!r}. Remove one of "
                 "them."
+            )
+        if isinstance(loader.dataset, IterDataPipe | MapDataPipe):
+            raise BatchTypeError(
+                "DataLoader: with worker_method='thread' dataset must be a Dataset or "
+                "an IterableDataset, but is a DataPipe, which torch's own iterator "
+                "reads in processes. Use worker_method='multiprocessing'."
             )
         return
     process = (loader.multiprocessing_context or torch.multiprocessing).Process

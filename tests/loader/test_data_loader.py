@@ -169,6 +169,9 @@ def test_streams(workers: int, batch_size: int | None, has_len: bool) -> None:
 @pytest.mark.parametrize("kind", [IterableWrapper, SequenceWrapper])
 def test_datapipes(kind: Any, workers: int) -> None:
     compare(kind(range(6)), batch_size=2, num_workers=workers)
+    if workers:
+        with pytest.raises(TypeError, match="torch's own iterator reads in processes"):
+            DataLoader(kind(range(6)), num_workers=workers, worker_method="thread")
 
 
 def test_batches_out_of_order_are_all_there() -> None:
