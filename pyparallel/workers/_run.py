@@ -46,6 +46,7 @@ def work(
     signal.signal(signal.SIGINT, _do_nothing)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+    _use_batch_policy()
     _end_with_parent(life)
     deaths.enter(stacks)
     close_in_children(end).setblocking(True)
@@ -54,6 +55,17 @@ def work(
         program = _prepare(channel, worker, program)
         while program is not None and _answer(channel, program):
             pass
+
+
+def _use_batch_policy() -> None:
+    """Let the scheduler of Linux interrupt no other process for this one.
+
+    It does so for a process that has slept. A worker sleeps before each small task, and
+    would interrupt the loop that sends the task. A policy that the user has set stays.
+    """
+    with contextlib.suppress(AttributeError, OSError):  # another system; not allowed
+        if os.sched_getscheduler(0) == os.SCHED_OTHER:
+            os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
 
 
 def _do_nothing(number: int, frame: Any) -> None:

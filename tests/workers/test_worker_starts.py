@@ -274,6 +274,37 @@ def test_handlers_of_the_parent_are_not_those_of_the_worker() -> None:
             signal.signal(number, handler)
 
 
+def no_policy(*_: Any) -> int:
+    raise PermissionError("by a filter of system calls")
+
+
+@pytest.mark.skipif(not hasattr(os, "SCHED_BATCH"), reason="policies of Linux")
+@pytest.mark.parametrize("method", METHODS)
+def test_workers_do_not_interrupt_the_loop_on_its_core(method: str) -> None:
+    assert os.sched_getscheduler(0) == os.SCHED_OTHER
+    with pool(1, method=method) as workers:
+        workers.send(0, ("policy", None))
+        assert value_of(workers.receive(0, 60)[1]) == os.SCHED_BATCH
+
+
+@pytest.mark.skipif(not hasattr(os, "SCHED_BATCH"), reason="policies of Linux")
+@pytest.mark.parametrize(
+    "name, function",
+    [
+        ("sched_getscheduler", lambda pid: os.SCHED_IDLE),  # the user has set it
+        ("sched_getscheduler", no_policy),
+        ("sched_setscheduler", no_policy),
+    ],
+)
+def test_a_policy_that_is_set_or_cannot_be_set_stays(
+    name: str, function: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, name, function)
+    with pool(1) as workers:
+        workers.send(0, ("policy", None))
+        assert value_of(workers.receive(0, 60)[1]) == os.SCHED_OTHER
+
+
 # ------------------------------------------------------------- the end of the parent
 
 PARENT = """

@@ -19,6 +19,9 @@ from pyparallel.workers.interface import Outgoing
 from pyparallel.workers.processes import ProcessWorkers
 from tests.support.processes.process_resources import left_behind, resources
 
+#: Not what a test has put in its place.
+_find_policy: Any = getattr(os, "sched_getscheduler", None)
+
 
 class Program:
     """Does a task: ``(name of a method, argument)``, or a value to return."""
@@ -51,6 +54,9 @@ class Program:
 
     def get(self, _: Any) -> Any:
         return self.data
+
+    def policy(self, _: Any) -> int:
+        return int(_find_policy(0))
 
     def large(self, nbytes: int) -> Outgoing:
         return Outgoing(b"a", bytes(nbytes))
