@@ -40,6 +40,8 @@ def work(
         stacks: entered by this process.
         program: None: it is the first message.
     """
+    # A fork has the descriptor through which asyncio learns of signals of the parent.
+    signal.set_wakeup_fd(-1)
     restore_handlers()
     # A terminal sends Ctrl-C to all of its processes. The parent decides what ends. A
     # signal that is ignored, instead, would be ignored by programs of the data set.

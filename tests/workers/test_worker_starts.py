@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import errno
 import gc
@@ -235,6 +236,25 @@ def test_a_ctrl_c_for_all_processes_ends_no_worker(method: str) -> None:
                 workers.send(i, i)
                 assert value_of(workers.receive(i, 60)[1]) == i
         assert not workers.has_lost()
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_signal_of_a_worker_reaches_no_event_loop_of_its_parent(method: str) -> None:
+    async def run() -> None:
+        loop, found = asyncio.get_running_loop(), []
+        for number in (signal.SIGINT, signal.SIGUSR1):
+            loop.add_signal_handler(number, found.append, number)
+        with pool(1, method=method) as workers:
+            for _ in range(2):  # a task arrives after the signal before it
+                workers.send(0, 1)
+                workers.receive(0, 60)
+                os.kill(workers.processes[0].pid, signal.SIGINT)
+        os.kill(os.getpid(), signal.SIGUSR1)
+        while signal.SIGUSR1 not in found:
+            await asyncio.sleep(0.01)
+        assert found == [signal.SIGUSR1]
+
+    asyncio.run(run())
 
 
 def test_handlers_return_although_one_of_them_raises() -> None:
