@@ -33,8 +33,10 @@ _entered: list[Stacks] = []
 
 def exit_text(code: int | None) -> str:
     """Return an exit code as text, with the name of the signal."""
+    if code is None:
+        return "exit code unknown"
     name = ""
-    if code is not None and code < 0:
+    if code < 0:
         with contextlib.suppress(ValueError):
             name = f", {signal.Signals(-code).name}"
     return f"exit code {code}{name}"
@@ -42,6 +44,11 @@ def exit_text(code: int | None) -> str:
 
 def advice(code: int | None) -> str:
     """Return what to do about a worker that ended with this exit code."""
+    if code is None and signal.getsignal(signal.SIGCHLD) == signal.SIG_IGN:
+        return (
+            "The program ignores SIGCHLD, so the system keeps no exit codes. To learn "
+            "it, call signal.signal(signal.SIGCHLD, signal.SIG_DFL) before iter()."
+        )
     if code == -signal.SIGKILL:
         return (
             "Look for an out-of-memory kill in the system's log (dmesg). Use fewer "

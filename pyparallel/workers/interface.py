@@ -165,8 +165,8 @@ class WorkerDied(RuntimeError):
     Attributes:
         worker: its number.
         pid: its process id.
-        code: its exit code. Negative: the signal that killed it. None: it still runs,
-            but has closed its end of the channel.
+        code: its exit code. Negative: the signal that killed it. None: the system has
+            not kept it, or the worker runs, but has closed its end of the channel.
     """
 
     def __init__(self, worker: int, pid: int, code: int | None) -> None:

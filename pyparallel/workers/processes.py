@@ -303,8 +303,24 @@ class ProcessWorkers(Workers):
             self._forget(worker)
             end = time.monotonic() + _EXIT_SECONDS  # its end of file comes first
             while worker.process.exitcode is None and time.monotonic() < end:
+                is_forgotten = self._is_forgotten(worker.process)
                 worker.process.join(_CHECK_SECONDS / 10)
+                if is_forgotten:
+                    break
             self._leave_start(worker)
+
+    def _is_forgotten(self, made: Any) -> bool:
+        """Return True if the system has no exit code of a process that has ended.
+
+        The program ignores SIGCHLD, or has waited for all of its children. A fork
+        server keeps the exit code, and sends it later.
+        """
+        if self._method != "forkserver":
+            try:
+                os.kill(made.pid, 0)
+            except ProcessLookupError:
+                return True
+        return False
 
     def _forget(self, worker: _Worker) -> None:
         """Wait for this worker no more, and close its channel."""
@@ -385,7 +401,8 @@ class ProcessWorkers(Workers):
                 each.join(max(0.0, deadline - time.monotonic()))
             left = [each for each in left if each.exitcode is None]
             for each in left if stop else ():
-                getattr(each, stop)()
+                if not self._is_forgotten(each):  # another may have its number
+                    getattr(each, stop)()
         with self._wake_lock:
             for end in self._open:
                 end.close()

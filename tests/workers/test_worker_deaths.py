@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from pyparallel.workers import _channel, _run, deaths
+from pyparallel.workers import _channel, _run, deaths, processes
 from pyparallel.workers.interface import Late, WorkerDied
 from tests.support.loader.worker_programs import (
     DiesInPickle,
@@ -81,6 +81,28 @@ def test_a_task_that_ends_its_worker_is_reported(name: str) -> None:
         with pytest.raises(WorkerDied) as caught:
             workers.receive(1, 60)
         assert (caught.value.worker, caught.value.code) == (1, code)
+
+
+@pytest.mark.timeout(30)
+@pytest.mark.parametrize(
+    "method", ["fork", pytest.param("spawn", marks=[pytest.mark.slow])]
+)
+def test_a_death_is_known_at_once_to_a_program_that_ignores_sigchld(
+    method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(processes, "_EXIT_SECONDS", float("inf"))
+    before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    try:
+        with pool(2, method=method) as workers:
+            workers.send(1, ("kill", signal.SIGKILL))
+            with pytest.raises(WorkerDied) as caught:
+                workers.receive(1, 60)
+        assert caught.value.code is None
+        assert deaths.exit_text(None) == "exit code unknown"
+        assert "The program ignores SIGCHLD" in deaths.advice(None)
+    finally:
+        signal.signal(signal.SIGCHLD, before)
+    assert "SIGCHLD" not in deaths.advice(None)
 
 
 def test_a_death_is_known_while_another_worker_is_waited_for() -> None:
