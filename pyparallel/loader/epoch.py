@@ -42,7 +42,7 @@ from .errors import (
 )
 from .fetchers import Source
 from .messages import BatchProgram, unpack_answer
-from .preflight import check_workers, start_method_of
+from .preflight import check_workers, raise_lack_of_files, start_method_of
 from .reader import BATCH, END, ERROR, NOT_STARTED, Answer, Reader
 from .sample_errors import count_failures
 from .stats import PADDING
@@ -209,7 +209,11 @@ class Epoch(LoaderIter):
             inline_nbytes=0 if self._pins_ring else INLINE_NBYTES,
         )
         self._numbers = unread_numbers(loader.dataset)
-        self._pool = ProcessWorkers(context, program, self._num_workers)
+        try:
+            self._pool = ProcessWorkers(context, program, self._num_workers)
+        except OSError as error:
+            raise_lack_of_files(error, self._num_workers)
+            raise
         if self._pin_memory_device == "cuda":
             # `is_pinned` is False before. Workers that fork later could not use CUDA.
             torch.cuda.init()
@@ -449,6 +453,9 @@ class Epoch(LoaderIter):
                     raise Stopped from None
             except Late:
                 self._handle_late()
+            except OSError as lack:  # of a later start, or of a batch
+                raise_lack_of_files(lack, self._num_workers)
+                raise
             except WorkerDied as death:
                 error = dead_worker_error(death, self._pending(death.worker))
                 self._window.clear()

@@ -6,6 +6,7 @@ systems other than Linux, produce no finding.
 
 from __future__ import annotations
 
+import errno
 import functools
 import math
 import multiprocessing
@@ -23,6 +24,7 @@ from ..core import rlimits
 from ..core.cpu_time import cores_allowed
 from ..core.errors import BatchTypeError, BatchValueError, check_int
 from ..core.text import nbytes_text
+from ..shm import memfd
 from .arguments import Loader
 
 #: The size of /dev/shm in a Docker container by default.
@@ -247,6 +249,18 @@ def _check_files(machine: Machine, num_workers: int) -> Finding | None:
         f"{opened + needed} (ulimit -n; the hard limit is {_limit(hard)})."
     )
     return Finding("open files", text, True)
+
+
+def raise_lack_of_files(error: OSError, num_workers: int) -> None:
+    """Raise an error of workers again with the limit of open files, if it met that."""
+    if error.errno in (errno.EMFILE, errno.ENFILE):
+        needed = FILES_PER_WORKER * num_workers + MORE_FILES
+        text = (
+            f"DataLoader: {num_workers} workers must find {needed} free file "
+            "descriptors, and more for batches that contain some, but "
+            f"{memfd.limit_text(error)}, or use fewer workers."
+        )
+        raise OSError(error.errno, text) from error
 
 
 def _check_locked(machine: Machine, ring_nbytes: int) -> Finding | None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import multiprocessing
+import os
+import resource
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,6 +14,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
+import pyparallel
 from pyparallel.loader import preflight
 from pyparallel.loader.preflight import Finding, Machine, check
 from tests.support.loader.file_machines import GB, MIB, machine, write
@@ -270,3 +274,28 @@ def test_a_real_loader_opens_the_expected_number_of_files(method):
     next(iterator)
     opened = Machine().open_files() - before
     assert needed / 2 <= opened < needed  # and one for the ring
+
+
+@pytest.mark.filterwarnings("ignore:.PP20")
+@pytest.mark.parametrize(
+    "method", ["fork", pytest.param("spawn", marks=[pytest.mark.slow])]
+)
+def test_a_lack_of_descriptors_is_an_error_that_names_their_number(method: str) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    used, failed = {*map(int, os.listdir("/proc/self/fd"))}, 0
+    free = [fd for fd in range(len(used) + 30) if fd not in used]
+    for limit in free[: 30 : 4 if method == "fork" else 9]:
+        loader: Any = pyparallel.DataLoader(
+            Numbers(), 4, num_workers=2, multiprocessing_context=method
+        )
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
+        try:
+            next(iter(loader))
+        except OSError as error:
+            assert error.errno == errno.EMFILE
+            assert "2 workers must find 13 free file descriptors" in str(error)
+            assert f"limit of {limit} open files. Increase it (ulimit" in str(error)
+            failed += 1
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert failed >= 2
