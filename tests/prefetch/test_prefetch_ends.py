@@ -121,6 +121,8 @@ def test_close_waits_for_no_batch_and_keeps_persistent_workers(loader: Any) -> N
     plain = loader(1, dataset, persistent_workers=True)
     with passes(plain) as pre:
         assert [int(next(pre)[0, 0]) for _ in range(2)] == [0, 2]
+        it: Any = pre._current
+        until(lambda: it._thread._activity[0] == "next(loader)")
         start = time.monotonic()
         pre.close()
         assert time.monotonic() - start < SOON

@@ -273,7 +273,7 @@ def test_an_answer_that_is_never_received_leaks_nothing() -> None:
 
 def test_exit_codes_have_names_and_advice() -> None:
     assert deaths.exit_text(3) == "exit code 3"
-    assert deaths.exit_text(None) == "exit code None"
+    assert deaths.exit_text(None) == "exit code unknown"
     assert deaths.exit_text(-9) == "exit code -9, SIGKILL"
     assert deaths.exit_text(-99) == "exit code -99"
     assert "dmesg" in deaths.advice(-9)
