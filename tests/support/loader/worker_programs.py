@@ -19,7 +19,7 @@ from pyparallel.workers.interface import Outgoing
 from pyparallel.workers.processes import ProcessWorkers
 from tests.support.processes.process_resources import left_behind, resources
 
-#: Not what a test has put in its place.
+#: The function of the system, also if a test puts another one in its place.
 _find_policy: Any = getattr(os, "sched_getscheduler", None)
 
 
