@@ -167,7 +167,8 @@ def pool(
     finally:
         workers.close()
     assert num_open() == open_before, (open_before, resources() - before)
-    assert not left_behind(before, 0)
+    left = left_behind(before, 0)
+    assert not left, left
     assert {*threading.enumerate()} <= {*threads}
 
 

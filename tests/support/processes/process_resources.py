@@ -116,6 +116,9 @@ def _describe(resource: Resource) -> str:
         if kind == "thread":
             return f"thread {value.name}"
         if kind == "process":
+            with open(f"/proc/{value}/stat") as file:
+                if file.read().rpartition(") ")[2][0] == "X":
+                    return ""  # the system removes it, because SIGCHLD is ignored
             with open(f"/proc/{value}/cmdline") as file:
                 command = file.read().replace("\0", " ").strip()
             kept = any(name in command for name in KEPT)
