@@ -117,7 +117,7 @@ def is_here(state: ThreadState) -> bool:
         and not any_autocast()
         and torch.is_grad_enabled() == state.grad
         and torch.is_inference_mode_enabled() == state.inference
-        and state.default_device is None  # otherwise `is_capturable` is False
+        and state.default_device is None  # as here, because no function mode is set
         and _current_device() == state.current_device
     )
 

@@ -26,6 +26,7 @@ from ..core.errors import (
     BatchValueError,
     LoaderWarning,
     check_int,
+    plain_number,
     type_name,
     warn_once,
 )
@@ -462,6 +463,7 @@ def _static_batches(static: Any, transform: Any) -> StaticBatches | None:
 
 
 def _check_timeout(timeout: Any) -> None:
+    timeout = plain_number(timeout)
     rule = "PreDataLoader: timeout must be a number of seconds, 0 or more, but is"
     if isinstance(timeout, bool) or not isinstance(timeout, int | float):
         raise BatchTypeError(f"{rule} {timeout!r} ({type_name(timeout)}).")

@@ -571,3 +571,10 @@ def test_a_pass_makes_a_state_only_when_it_is_asked_for(
     assert checked == ["state_dict"]
     loader.load_state_dict(state)
     assert [batch.item() for batch in loader] == list(range(9, 20))
+
+
+@pytest.mark.parametrize("timeout", [np.float32(60), np.int8(60), torch.tensor(60.0)])
+def test_a_timeout_may_be_a_scalar_of_numpy_or_torch(timeout: Any) -> None:
+    with PreDataLoader([1, 2], timeout=timeout) as pre:
+        assert [*pre] == [1, 2]
+        assert type(vars(pre)["timeout"]) in (int, float) and pre.timeout == 60

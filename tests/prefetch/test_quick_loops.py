@@ -92,16 +92,25 @@ LEAVES_IT_TO_THE_THREAD: dict[str, Case] = {
 }
 
 
-@pytest.mark.parametrize("name", [*READS_ITSELF, *LEAVES_IT_TO_THE_THREAD])
-def test_the_loop_reads_itself_if_the_thread_would_do_nothing_else(name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "begins_in_block"),
+    [
+        *((name, False) for name in [*READS_ITSELF, *LEAVES_IT_TO_THE_THREAD]),
+        *((name, True) for name in ("no gradients", "inference", "autocast")),
+    ],
+)
+def test_the_loop_reads_itself_if_the_thread_would_do_nothing_else(
+    name: str, begins_in_block: bool
+) -> None:
     cases = {**READS_ITSELF, **LEAVES_IT_TO_THE_THREAD}
     options, kind, own, block = cases[name]
     sampler = Readers()
     loader = LOADERS[kind](Numbers(), 1, sampler=sampler, **options)
     with PreDataLoader(loader, **own) as pre:
-        batches = iter(pre)
-        next(batches)
-        with block():
+        with block() if begins_in_block else nullcontext():
+            batches = iter(pre)
+            next(batches)
+        with nullcontext() if begins_in_block else block():
             until(lambda: batches._thread._is_parked)
             before = len(sampler.threads)
             for _ in range(9):
