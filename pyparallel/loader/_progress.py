@@ -41,6 +41,7 @@ from ._sampler_state import (
     save_own_state,
     unwrap_batch_sampler,
 )
+from ._state_format import encode
 from .arguments import Loader
 from .sample_errors import (
     ErrorPolicy,
@@ -468,27 +469,30 @@ class Progress:
             RuntimeError: the next batch is unknown.
             Exception: an error of ``state_dict`` of the dataset.
         """
-        self.dataset.request_states()
-        if self.dataset.unknown:
+        dataset = self.dataset
+        if dataset.tracker is not None:
+            dataset.request_states()
+        if dataset.unknown:
             raise RuntimeError(
                 "DataLoader.state_dict must know the state of all workers, but the "
                 "previous epoch was left before its end and persistent workers "
-                f"{sorted(self.dataset.unknown)} have delivered no batch since. Call "
+                f"{sorted(dataset.unknown)} have delivered no batch since. Call "
                 "state_dict later in this epoch, or finish epochs."
             )
         if self.finished or not self.num_delivered:
-            return partial(_checked, self._fixed_state(loader))
-        order, drawn = self.order, None
+            return partial(_encode, self._fixed_state(loader))
+        order, drawn, generators = self.order, None, {}
         if order is not None:
             drawn = order.num_drawn, order.digest, order.exhausted, order.state
-        generators = {name: g.get_state() for name, g in self._generators.items()}
+        if own := self._generators:
+            generators = {name: each.get_state() for name, each in own.items()}
         return partial(
             self._state_at,
             self.num_delivered,
             len(self.errors),
             drawn,
-            self.dataset.turn,
-            self._copy_records(),
+            dataset.turn,
+            self._copy_records() if dataset.records or not self._has_workers else {},
             generators,
             None if self.program_draws else _random_state.raw_states(),
         )
@@ -522,7 +526,7 @@ class Progress:
             "epochs": self._epoch["epochs"],
             "errors": [list(error) for error in self.errors[:num_errors]],
         }
-        return _checked(state)
+        return _encode(state)
 
     def _fixed_state(self, loader: Loader) -> dict[str, Any]:
         """Return the state outside of an epoch and before its first batch."""
@@ -533,8 +537,6 @@ class Progress:
         return {**self._initial, "workers": self._copy_records()}
 
     def _copy_records(self) -> dict[str, dict[str, Any]]:
-        if self._has_workers and not self.dataset.records:
-            return {}
         workers = self.dataset.copy_records(self.num_delivered)
         if self._read_after_error and any(r["state"] is None for r in workers.values()):
             raise RuntimeError(
@@ -546,9 +548,9 @@ class Progress:
         return workers
 
 
-def _checked(state: dict[str, Any]) -> dict[str, Any]:
-    """Return a state, or raise the error that its sampler or dataset raised."""
+def _encode(state: dict[str, Any]) -> dict[str, Any]:
+    """Return an encoded state, or raise the error of its sampler or dataset."""
     for part in (state["sampler"], *(r["state"] for r in state["workers"].values())):
         if isinstance(part, ExceptionWrapper):
             part.reraise()
-    return state
+    return encode(state)

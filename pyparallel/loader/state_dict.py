@@ -78,10 +78,10 @@ class StatefulLoader:
                 The message gives the reason.
             TypeError: the dataset is a ``DataPipe``.
         """
-        return encode(self._position()())
+        return self._position()()
 
     def _position(self) -> Callable[[], dict[str, Any]]:
-        """Return a function that returns the state at this position, not encoded."""
+        """Return a function that returns the state at this position."""
         self._must_be_resumable("state_dict")
         progress = self._progress
         reader = None if progress is None else progress.reader
@@ -103,8 +103,7 @@ class StatefulLoader:
         elif state["epoch"] is None:
             # The user may have called set_epoch() since.
             state = {**state, "epochs": find_epochs(ordering_parts(self._loader))}
-        fixed = state
-        return lambda: fixed
+        return partial(encode, state)
 
     @property
     def sample_errors(self) -> list[SampleError]:
@@ -325,11 +324,10 @@ class Reading:
                 return lambda: state
             is_same = loader._progress is progress and loader._copy is None
             if progress is not None and is_same and self._is_checked:
-                position = progress.position(loader._loader)
-            else:
-                position = loader._position()
-                self._is_checked = loader._pass is None
-            return lambda: encode(position())
+                return progress.position(loader)
+            position: Callable[[], Any] = loader._position()
+            self._is_checked = loader._pass is None
+            return position
         except Exception as error:  # raised only by callers that need the state
             error.__context__ = None  # it would keep the ended iterator alive
             return partial(_fail, error.with_traceback(None))

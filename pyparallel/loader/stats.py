@@ -325,7 +325,9 @@ STACKED, PADDING = 8, 9
 #: Counters that only the loader that makes the batches has.
 _INNER_COUNTERS = (*Figures._fields, "sample_errors")
 #: The counters of a wait. `Meter` keeps its times in nanoseconds.
-_WAIT_COUNTERS = ("wait_ns", "busy_ns", "first_wait_ns", "first_waits", "batches")
+_WAIT_COUNTERS = (
+    *("wait_ns", "busy_ns", "first_wait_ns", "first_waits", "load_ns", "batches"),
+)
 #: The counters of a batch that was read ahead.
 _READ_COUNTERS = ("load_seconds", "copy_seconds", "nbytes")
 #: The most waits that are kept before they are added up. Adding up each one, within the
@@ -403,7 +405,12 @@ class Meter:
         self._reads.append((load_seconds, copy_seconds, nbytes))  # atomic
 
     def count_wait(
-        self, start: int, batches: int = 0, figures: tuple[float, ...] = ()
+        self,
+        start: int,
+        batches: int = 0,
+        figures: tuple[float, ...] = (),
+        *,
+        is_read: bool = False,
     ) -> int:
         """Count a wait of this thread's consumer that ends now. Return that time.
 
@@ -414,14 +421,16 @@ class Meter:
             start: the reading of ``clock`` at the start of the wait.
             batches: the number of batches that the consumer gets after it.
             figures: the `Figures` of that batch, or their values.
+            is_read: the consumer of a `PreDataLoader` has read that batch itself.
         """
         thread = self._thread
         last_end, thread.last_end = thread.last_end, (now := self.clock())
         wait = now - start
+        load = wait if is_read else 0
         if last_end is not None:
-            numbers = wait, start - last_end, 0, 0, batches, figures
+            numbers = wait, start - last_end, 0, 0, load, batches, figures
         else:
-            numbers = wait, 0, wait, 1, batches, figures
+            numbers = wait, 0, wait, 1, load, batches, figures
         self._waits.append(numbers)  # atomic
         if len(self._waits) >= _MAX_WAITS:
             with self._lock:
@@ -451,7 +460,7 @@ class Meter:
         """
         with self._lock:
             counts = self._add_waits()
-        for name in ("wait", "busy", "first_wait"):
+        for name in ("wait", "busy", "first_wait", "load"):
             counts[f"{name}_seconds"] += counts.pop(f"{name}_ns") / 1e9
         # Counters of integer fields are integers, but the dict has one type for all.
         stats = LoaderStats(**counts, applied=self.applied)  # type: ignore[arg-type]

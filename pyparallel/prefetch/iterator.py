@@ -29,6 +29,7 @@ from collections import deque
 from collections.abc import Iterable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from threading import get_ident
 from typing import Any, Protocol
 
 from ..core import thread_state
@@ -101,10 +102,10 @@ class Turns:
 
     def __enter__(self) -> None:
         if self._lock.acquire(timeout=TURN_SECONDS):
-            self._owner = threading.get_ident()
+            self._owner = get_ident()
 
     def __exit__(self, *error: object) -> None:
-        if self._owner == threading.get_ident():
+        if self._owner == get_ident():
             self._owner = None
             self._lock.release()
 
@@ -180,7 +181,7 @@ class PrefetchThread:
 
     # Called by the consumer.
 
-    def take(self, taken: list[QueueItem], now: float) -> None:
+    def take(self, taken: list[QueueItem], now: float) -> bool:
         """Wait for the next item and append it to a list, unless it is the end.
 
         A signal handler may raise at any time. If it leaves the list empty, and
@@ -189,6 +190,9 @@ class PrefetchThread:
         Args:
             taken: the list.
             now: the time, in nanoseconds.
+
+        Returns:
+            Whether the wait was for the loader, because this thread has read the item.
 
         Raises:
             RuntimeError: this process was forked; a worker died.
@@ -201,10 +205,10 @@ class PrefetchThread:
             self.num_quick += 1
         try:
             if self._take_or_ask(taken):
-                return
-            if self.reader == threading.get_ident():
+                return False
+            if self.reader == get_ident():
                 self._read_here(taken)
-                return
+                return True
         finally:
             self.leave()
         timeout = self.options.timeout
@@ -212,6 +216,7 @@ class PrefetchThread:
         self.wakeups.wait_until(
             lambda: self._is_given(taken), lambda: self._seconds_to_wait(deadline)
         )
+        return False
 
     def _is_taken(self, taken: list[QueueItem]) -> bool:
         """Take an item if there is one. Return False if it must be waited for."""
@@ -241,7 +246,7 @@ class PrefetchThread:
                 return True
             self._is_quick = self._may_read_here()
             if self._is_quick and self._is_parked:
-                self.reader = threading.get_ident()
+                self.reader = get_ident()
                 return False
             self.num_wanted = max(self.num_wanted, self.num_taken + 1)
             if not self._is_quick:
@@ -250,7 +255,7 @@ class PrefetchThread:
 
     def leave(self) -> None:
         """Let the thread read again, if this one reads in its place."""
-        if self.reader == threading.get_ident():
+        if self.reader == get_ident():
             self.reader = None
             if self.stopping or not self._is_quick:
                 self.wakeups.wake()
@@ -266,11 +271,25 @@ class PrefetchThread:
         )
 
     def _read_here(self, taken: list[QueueItem]) -> None:
-        """Read a batch in place of the thread. Append it, the end, or an error."""
-        progress = self.source._progress
+        """Read a batch in place of the thread. Append it, the end, or an error.
+
+        This is the work of `read` in less time, for a stage that is idle.
+        """
+        source = self.source
+        progress = source._progress
         before, self.is_lost = progress.num_delivered, True
         try:
-            item = self.read()
+            with self.turns:
+                with span("pyparallel.fetch"):
+                    batch = next(source)
+                state, self._position = self.reading.state(), progress.num_delivered
+            get_batch, nbytes = self.options.device_stage.start(batch)
+            if nbytes:
+                self.options.meter.count_read(0.0, 0.0, nbytes)
+            self._num_batches += 1
+            item = QueueItem(get_batch, None, state, self._position)
+        except StopIteration:  # none of the dataset, which workers read
+            item = QueueItem(state=self.reading.state())
         except BaseException as error:
             # A handler that raises during a wait of the loader loses no batch.
             self.is_lost = progress.failed or progress.num_delivered != before
@@ -461,9 +480,11 @@ def stop(prefetch_thread: PrefetchThread, seconds: float = STOP_SECONDS) -> None
         prefetch_thread.workers.terminate()
         thread.join(seconds - WORKER_SECONDS)
     if thread.is_alive():
+        is_read = prefetch_thread.reader is not None  # by a consumer, in its place
+        activity = "next(loader)" if is_read else prefetch_thread._activity[0]
         warn(
             f"[PP210] PreDataLoader: the thread must end within {seconds} s, but is "
-            f"still in '{prefetch_thread._activity[0]}'. It ends when that returns.",
+            f"still in '{activity}'. It ends when that returns.",
             LoaderWarning,
         )
     elif not prefetch_thread.num_wanted:
@@ -625,16 +646,16 @@ class PrefetchIterator:
         """Return the next batch. Append its item to a list before removing it."""
         thread = self._thread
         meter = thread.options.meter
-        start, batches = meter.clock(), 0
+        start, batches, is_read = meter.clock(), 0, False
         try:
             with span("pyparallel.wait"):
-                thread.take(taken, start)
+                is_read = thread.take(taken, start)
                 get_batch = taken[0].get_batch if taken else None
                 if get_batch is not None:
                     batch = get_batch()
                     batches = 1
         finally:
-            thread.returned_at = meter.count_wait(start, batches)
+            thread.returned_at = meter.count_wait(start, batches, is_read=is_read)
         if get_batch is not None:
             _, _, state, position, facts = taken[0]
             thread.reading.receive(position)

@@ -548,7 +548,7 @@ def test_a_pass_makes_a_state_only_when_it_is_asked_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     made, checked = [], []
-    make = _progress._checked
+    make = _progress._encode
     must_be_resumable = pyparallel.DataLoader._must_be_resumable
 
     def count_made(state: dict[str, Any]) -> Any:
@@ -559,7 +559,7 @@ def test_a_pass_makes_a_state_only_when_it_is_asked_for(
         checked.append(method)
         must_be_resumable(loader, method)
 
-    monkeypatch.setattr(_progress, "_checked", count_made)
+    monkeypatch.setattr(_progress, "_encode", count_made)
     monkeypatch.setattr(pyparallel.DataLoader, "_must_be_resumable", count_checked)
     loader = PreDataLoader(pyparallel.DataLoader(torch.arange(20)))
     batches = iter(loader)

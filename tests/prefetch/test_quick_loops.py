@@ -22,6 +22,7 @@ import torch
 import pyparallel
 from pyparallel import PreDataLoader
 from pyparallel.prefetch import iterator
+from pyparallel.prefetch._to_device import DeviceStage
 from tests.support.loader.prefetch_loaders import (
     LOADERS,
     Numbers,
@@ -158,6 +159,29 @@ def test_a_pass_begins_as_the_last_one_ended(
             next(batches)
             wait_for_items(batches._thread, ahead)
             assert len([*batches]) == 11
+
+
+def test_batches_that_the_loop_reads_are_counted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(DeviceStage, "start", lambda *args: (int, 5))
+    # The meter of the loader would count the bytes itself, in place of ours.
+    with passes(lambda: pyparallel.DataLoader(Numbers(), 1, num_workers=1)) as pre:
+        batches = iter(pre)
+        next(batches)
+        until(lambda: batches._thread._is_parked)
+        for _ in [*batches._thread.items]:
+            next(batches)
+        before = pre.stats()
+        batches._thread.read = None  # the loop reads all others
+        num_read = len([*batches])
+        after = pre.stats()
+    load, wait = (
+        getattr(after, name) - getattr(before, name)
+        for name in ("load_seconds", "wait_seconds")
+    )
+    assert load == pytest.approx(wait) and load > 0
+    assert after.nbytes - before.nbytes == 5 * num_read and num_read > 5
 
 
 @pytest.mark.parametrize("seed", range(6))
