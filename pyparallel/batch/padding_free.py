@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Container, Mapping, Sequence
 from typing import Any
 
+import torch
+
 from ..core.errors import BatchTypeError, BatchValueError, EmptyBatchError, type_name
 from .ragged import Ragged
 from .rules import Concat
@@ -77,9 +79,11 @@ def add_arguments(batch: dict[str, Any], texts: Mapping[str, Ragged]) -> None:
             "Collate, padding_free=True: batch must have at least one token, but all "
             f"{len(ids)} samples are empty. Remove empty samples from the data set."
         )
-    labels.values[limits[:-1].long()] = _IGNORED
     for name, each in (("input_ids", ids.values), ("labels", labels.values)):
-        batch[name] = each[None]
+        # Files of tokens have bytes or torch.uint16, which cannot hold -100.
+        is_integer = not each.is_floating_point()
+        batch[name] = (each.to(torch.int64) if is_integer else each)[None]
+    batch["labels"][0, limits[:-1].long()] = _IGNORED
     batch["position_ids"] = ids.position_ids[None]
     batch["cu_seq_lens_q"] = batch["cu_seq_lens_k"] = limits
     batch["max_length_q"] = batch["max_length_k"] = max(lengths[0])

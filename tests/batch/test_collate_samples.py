@@ -266,6 +266,19 @@ def test_texts_become_the_arguments_of_a_model_without_padding(
     assert repr(rules) == "Collate(id=List(), flatten=True, padding_free=True)"
 
 
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.uint16, torch.int32])
+def test_tokens_of_any_integers_have_labels_that_are_ignored(
+    dtype: torch.dtype,
+) -> None:
+    ids = torch.tensor([7, 8, 9]).to(dtype)
+    for given in (ids, ids.numpy()):
+        batch = Collate(padding_free=True)([{"input_ids": given}])
+        assert batch["input_ids"].tolist() == [[7, 8, 9]]
+        assert batch["labels"].tolist() == [[-100, 8, 9]]
+        # The dtype of ``DataCollatorWithFlattening``, which losses need.
+        assert batch["input_ids"].dtype == batch["labels"].dtype == torch.int64
+
+
 def tensors_of(sample: dict[str, Any]) -> dict[str, torch.Tensor]:
     return {k: torch.tensor(x, dtype=torch.int64) for k, x in sample.items()}
 
