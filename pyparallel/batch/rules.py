@@ -434,7 +434,7 @@ def convert(column: Sequence[Any], dim: int = 0) -> list[Any]:
 def _as_tensor(value: Any) -> Any:
     if isinstance(value, list | tuple) and not value:
         return value
-    if type(value) is float:
+    if isinstance(value, float):
         return torch.tensor(value, dtype=torch.float64)  # as Stack does
     if isinstance(value, list | tuple | int | float) or _is_of_numpy(value):
         try:

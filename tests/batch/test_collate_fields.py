@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import pickle
 import re
@@ -706,8 +707,11 @@ def test_arrays_that_torch_cannot_convert_are_named(array: Any) -> None:
 
 
 def test_numbers_of_one_field_have_one_dtype_under_every_rule() -> None:
-    for rule in (None, Stack(), Pad()):
-        found = Collate(default=rule)([{"t": 1732550000.25}])["t"]
+    class Seconds(float):
+        pass
+
+    for rule, cls in itertools.product((None, Stack(), Pad()), (float, Seconds)):
+        found = Collate(default=rule)([{"t": cls(1732550000.25)}])["t"]
         assert (found.dtype, found.item()) == (torch.float64, 1732550000.25)
 
 
