@@ -165,7 +165,8 @@ def _copies(
 
 
 def _alias(parameter: torch.Tensor, detach: bool) -> torch.Tensor:
-    return parameter.detach() if detach else parameter.view_as(parameter)
+    # This view lets sparse gradients through; that of `view_as` reshapes them.
+    return parameter.detach() if detach else parameter[...]
 
 
 def _fill(

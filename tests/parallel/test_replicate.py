@@ -46,6 +46,18 @@ class Odd(nn.Module):
         return self.named["b"](self.named["a"](x)) * self.keyed["scale"] * self.frozen
 
 
+class Lookup(nn.Module):
+    """Rows of a table, whose gradient is sparse."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows = nn.Embedding(4, 3, sparse=True)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        rows: torch.Tensor = self.rows((x[:, 0] > 0).long())
+        return rows
+
+
 def gradients(module: nn.Module) -> dict[str, torch.Tensor | None]:
     return {name: p.grad for name, p in module.named_parameters()}
 
@@ -72,8 +84,9 @@ def run_both(module: nn.Module, x: torch.Tensor, devices: Any) -> Any:
         ),
         lambda: nn.utils.spectral_norm(nn.Linear(3, 3)).eval(),
         lambda: nn.utils.parametrizations.weight_norm(nn.Linear(3, 3)),
+        Lookup,
     ],
-    ids=["linear", "odd", "nested", "parametrized", "hooked", "weight norm"],
+    ids=["linear", "odd", "nested", "parametrized", "hooked", "norm", "sparse"],
 )
 @pytest.mark.parametrize("num_devices", [2, 3])
 def test_gradients_are_those_of_the_module_on_the_whole_batch(
@@ -82,7 +95,11 @@ def test_gradients_are_those_of_the_module_on_the_whole_batch(
     torch.manual_seed(0)
     by_replicas, alone = run_both(make(), torch.randn(5, 3), ["cpu"] * num_devices)
     assert any(grad is not None for grad in alone.values())
-    torch.testing.assert_close(by_replicas, alone)
+    dense = [
+        [None if grad is None else grad.to_dense() for grad in each.values()]
+        for each in (by_replicas, alone)
+    ]
+    torch.testing.assert_close(*dense)
 
 
 def test_lists_of_devices_may_be_empty_short_or_named_in_any_way() -> None:
