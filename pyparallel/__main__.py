@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -42,6 +43,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     # All arguments after a command belong to it, also `--help`.
     command = _parser().parse_args(arguments[:1]).command
     module = importlib.import_module(f"pyparallel.{COMMANDS[command].module}")
+    if isinstance(sys.stdout, io.TextIOWrapper):  # its encoding may lack characters
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         code = int(module.main(arguments[1:]))
         if sys.stdout:  # None: closed before the start

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import io
 import os
 import subprocess
 import sys
@@ -103,6 +104,15 @@ def test_a_closed_stream_is_no_traceback(number: int) -> None:
     assert done.stderr == ""
     (*_, last) = done.stdout.splitlines() or [""]
     assert last.partition(":")[0] in ([""] if number == 1 else ["ok", "failed"])
+
+
+def test_characters_that_a_terminal_lacks_are_escaped(commands, monkeypatch):
+    out = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    monkeypatch.setattr(sys, "stdout", out)
+    fake = sys.modules["pyparallel._fake_other"]
+    fake.main = lambda argv: print("/home/caf\xe9/\udce9") or 0  # as of a folder
+    assert command_line.main(["other"]) == 0
+    assert out.buffer.getvalue() == b"/home/caf\\xe9/\\udce9\n"
 
 
 @pytest.mark.slow
