@@ -533,6 +533,14 @@ def ignored_by_ddp(module: nn.Module) -> set[str]:
     return set(getattr(module, "_ddp_params_and_buffers_to_ignore", ()))
 
 
+def without_recorded_graph(state: dict[str, Any]) -> dict[str, Any]:
+    """Return the attributes of a copied DDP, which has to record its static graph.
+
+    torch copies the mark of a recorded graph, so the copy would reduce nothing.
+    """
+    return {**state, "_static_graph_delay_allreduce_enqueued": False}
+
+
 def is_flattened(parameter: torch.Tensor) -> bool:
     """Return True for a parameter of ``FullyShardedDataParallel``."""
     return bool(getattr(parameter, "_fsdp_flattened", False))

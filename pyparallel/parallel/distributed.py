@@ -34,7 +34,12 @@ from ..batch import pytree
 from ..batch.container import DataContainer
 from ..core.devices import HOST, current_device
 from ..core.errors import ModelsDifferError, OptimWarning, warn_once
-from ..core.torch_private import ignored_by_ddp, outside_autocast, require
+from ..core.torch_private import (
+    ignored_by_ddp,
+    outside_autocast,
+    require,
+    without_recorded_graph,
+)
 from ..core.tracing import span
 from ..scatter_gather.scatter import first_arguments, scatter_kwargs
 from ._replica_steps import forbid_backward
@@ -51,7 +56,8 @@ class MMDistributedDataParallel(DistributedDataParallel):
     The arguments are those of torch's class. `train_step` and `val_step` run between
     torch's preparation and completion of a forward. So ``static_graph``,
     ``find_unused_parameters``, ``no_sync``, ``join``, buffer broadcast and the logger
-    work as for ``forward``.
+    work as for ``forward``. With ``static_graph`` the first pass reduces also within
+    ``no_sync``; torch's class fails there. Averaging a gradient again changes nothing.
 
     DataContainers are opened for CPU modules (``device_ids=None``, gloo) too. Such a
     module gets arguments without containers as they are, as in torch. Data that is
@@ -68,6 +74,7 @@ class MMDistributedDataParallel(DistributedDataParallel):
     """
 
     _is_checked = False  # by a first step, see Note [backward in the step]
+    _is_recorded = False  # a static graph
     _frozen: Sequence[tuple[str, nn.Parameter]] = ()
 
     def __init__(self, module: nn.Module, *args: Any, **kwargs: Any) -> None:
@@ -75,6 +82,11 @@ class MMDistributedDataParallel(DistributedDataParallel):
         self._check_same_model(module, *args, **kwargs)
         super().__init__(module, *args, **kwargs)
         self._frozen = frozen_parameters(module)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Set the attributes of a copy, which has recorded no graph yet."""
+        super().__setstate__(without_recorded_graph(state))  # type: ignore[no-untyped-call]
+        self._is_recorded = False
 
     def _check_same_model(self, module: nn.Module, *args: Any, **kwargs: Any) -> None:
         """Compare the ranks' models if torch is about to compare them."""
@@ -157,6 +169,10 @@ class MMDistributedDataParallel(DistributedDataParallel):
         containers, and would fail for a ``defaultdict`` or without arguments. So it
         gets a placeholder, which it does not change.
         """
+        if self.static_graph and not self._is_recorded and torch.is_grad_enabled():
+            # torch records the graph in the first pass, and fails if `no_sync` keeps it
+            # from reducing. At its end, `no_sync` restores this attribute.
+            self.require_backward_grad_sync = self._is_recorded = True
         if self._frozen and self._reduces():
             check_frozen(type(self).__name__, self._frozen)
         super()._pre_forward(None)  # type: ignore[no-untyped-call]

@@ -12,7 +12,7 @@ from tests.support.ranks.distributed_ranks import Results, launch
 pytestmark = [pytest.mark.one_backend, pytest.mark.slow, pytest.mark.timeout(150)]
 
 CASES = ["training", "calls", "outputs", "subclasses", "on_a_device", "failing_step"]
-CASES += ["reducer_in_the_step", "updates_in_the_step", "deprecated"]
+CASES += ["reducer_in_the_step", "updates_in_the_step", "static_graphs", "deprecated"]
 
 
 @pytest.fixture(scope="module")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
+import pickle
 import re
 from collections import OrderedDict, defaultdict, namedtuple
 from types import SimpleNamespace
@@ -315,6 +317,27 @@ def updates_in_the_step(rank: int, world: int) -> None:
     groups = [torch.distributed.new_group([each]) for each in range(world)]
     alone = MMDistributedDataParallel(Updating(), process_group=groups[rank])
     alone.train_step(data, None)
+
+
+@case
+def static_graphs(rank: int, world: int) -> None:
+    """Reduce the first pass of a static graph within no_sync, also in a copy."""
+    made = MMDistributedDataParallel(nn.Linear(2, 1), static_graph=True)
+    for copied in (lambda each: each, copy.deepcopy, by_pickle):
+        ddp = copied(made)
+        for _ in range(2):
+            with torch.no_grad(), ddp.no_sync():
+                ddp(torch.ones(1, 2))
+            with ddp.no_sync():
+                ddp(torch.full((1, 2), 1.0 * rank)).sum().backward()
+            ddp(torch.full((1, 2), 1.0 * rank)).sum().backward()
+            assert ddp.module.weight.grad.tolist() == [[world - 1.0] * 2], copied
+            assert ddp.require_backward_grad_sync
+            ddp.zero_grad()
+
+
+def by_pickle(value: Any) -> Any:
+    return pickle.loads(pickle.dumps(value))
 
 
 class Mixed(nn.Module):
