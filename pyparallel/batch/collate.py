@@ -173,13 +173,17 @@ class Walk:
             return batch_values(column, path)
         if cls in _TEXT:
             return _collate_text(column, path)
-        if cls not in _BUILTIN and (registered := registered_collate(first)):
+        if cls not in _BUILTIN and (registered := self.registered(first, path)):
             return batch_registered(column, path, *registered)
         if isinstance(first, _TEXT):
             return _collate_text(column, path)
         if cls is not dict and isinstance(first, torch.Tensor):  # a subclass
             return batch_tensors(column, path)
         return self._nested(column, path)
+
+    def registered(self, first: Any, path: Path) -> Any:
+        """Return the class and function by which a library batches a value, or None."""
+        return registered_collate(first)
 
     def may_stack_equal(self, path: Path) -> bool:
         """Return True if the backend may stack the fields of the dicts at ``path``."""

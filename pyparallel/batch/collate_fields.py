@@ -29,7 +29,7 @@ from ..core.errors import (
 from ..core.tracing import span
 from . import pytree
 from .collate import Walk, check_is_batch, check_not_empty, open_columns
-from .columns import Path
+from .columns import Path, registered_collate
 from .options import meant_by
 from .padding import Padding
 from .padding_free import TEXTS, add_arguments, padding_free_rules, with_labels
@@ -320,6 +320,12 @@ class _RuleWalk(Walk):
             text = f"Collate{where}: {problem} {advice}"
             raise type(error)(text) from error.__cause__
 
+    def registered(self, first: Any, path: Path) -> Any:
+        # The function would ignore the rules of the fields.
+        if _dotted(path) in self._parents:
+            return None
+        return super().registered(first, path)
+
     def may_stack_equal(self, path: Path) -> bool:
         # The backend would stack fields that have another rule.
         if self._default is not None or _dotted(path) in self._parents:
@@ -368,6 +374,7 @@ class _Chooser:
         columns: dict[Any, list[Any]] = {}
         first = column[0]
         walks = is_fields(first) or (not path and isinstance(first, list))
+        walks = walks and registered_collate(first) is None
         try:
             if walks and len(path) < pytree.MAX_DEPTH:
                 advice = "Give every sample the same fields."
@@ -378,18 +385,20 @@ class _Chooser:
             # fields of different structures stay whole
         for step, values in columns.items():
             self.choose(values, (*path, step))
-        if not columns:
-            self.rules[_dotted(path)] = self._rule(column, path)
+        rule = None if columns else self._rule(column, path)
+        if rule is not None:
+            self.rules[_dotted(path)] = rule
 
-    def _rule(self, column: list[Any], path: Path) -> AnyRule:
-        samples = convert(column)
+    def _rule(self, column: list[Any], path: Path) -> AnyRule | None:
+        """Return a rule, or None for values that another library batches."""
+        samples, registered = convert(column), registered_collate(column[0])
         if not all(isinstance(each, torch.Tensor) for each in samples):
-            return List()
+            return None if registered else List()
         if any(each.is_nested or each.layout is not torch.strided for each in samples):
             return List()
         shapes = {tuple(each.shape) for each in samples}
         if len(shapes) == 1:
-            return Stack()
+            return None if registered else Stack()
         self.differing.append(_dotted(path))
         least = min(map(len, shapes))
         is_image = least > 2 and len({(len(s), s[:-2]) for s in shapes}) == 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -11,7 +12,17 @@ from torch.utils import _pytree
 from torch.utils.data import default_collate
 from torch.utils.data._utils.collate import default_collate_fn_map
 
-from pyparallel import DataLoader, collate, gather, scatter, to_host
+from pyparallel import (
+    BatchWarning,
+    Collate,
+    DataLoader,
+    List,
+    Pad,
+    collate,
+    gather,
+    scatter,
+    to_host,
+)
 
 pytestmark = pytest.mark.also_peers
 
@@ -82,6 +93,47 @@ def test_registered_tensors_and_texts_are_batched_as_registered(
         )
         name, found = collate([{"x": value}] * 2)["x"]
         assert name == "joined" and all(each is value for each in found)
+
+
+@dataclass
+class Scan:
+    """A sample that a program also collates for torch's loader."""
+
+    points: torch.Tensor
+
+
+def joined(batch: list[Any], **_: Any) -> str:
+    return f"joined {len(batch)}"
+
+
+def test_a_registered_function_leaves_rules_to_their_fields(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(default_collate_fn_map, Scan, joined)
+    scans = [Scan(torch.ones(n)) for n in (1, 2)]
+    padded = [[1, 0], [1, 1]]
+    assert Collate(points=Pad())(scans).points.tolist() == padded
+    inside = Collate({"scan.points": Pad()})([{"scan": each} for each in scans])
+    assert inside["scan"].points.tolist() == padded
+    assert Collate(id=List())([{"scan": each, "id": 0} for each in scans]) == {
+        "scan": "joined 2",
+        "id": [0, 0],
+    }
+
+
+def test_automatic_rules_leave_registered_classes_to_their_function(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for cls in (Scan, Points):
+        monkeypatch.setitem(default_collate_fn_map, cls, joined)
+    for value in (Scan(torch.ones(2)), torch.ones(2).as_subclass(Points)):
+        samples = [{"x": value, "id": i} for i in range(2)]
+        assert repr(Collate.auto(samples)) == "Collate(id=Stack())"
+        assert Collate.auto(samples)(samples)["x"] == "joined 2"
+        assert Collate.auto([value] * 2)([value] * 2) == "joined 2"
+    points = [torch.ones(n).as_subclass(Points) for n in (1, 2)]
+    with pytest.warns(BatchWarning, match="PP105"):
+        assert repr(Collate.auto(points)) == "Collate(default=List())"
 
 
 def test_registered_classes_that_do_not_fit_are_named() -> None:
