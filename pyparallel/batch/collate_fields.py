@@ -509,7 +509,19 @@ def _check_index(name: str, rule: Any, rules: Mapping[str, AnyRule]) -> None:
 
 
 def _children(value: Any) -> dict[str, Callable[[], Any]]:
-    """Return functions that read the fields of a sample, by name."""
+    """Return functions that read the fields of a sample, by name.
+
+    Raises:
+        TypeError: another library splits and batches the sample, as TensorDict.
+    """
+    cls = type(value)
+    is_builtin = cls is dict or cls is list or cls is tuple
+    if not is_builtin and registered_collate(value) and pytree.split_registered(value):
+        raise BatchTypeError(
+            "Collate: rules must be for fields of dicts and objects, but a sample has "
+            f"a {type_name(value)}, which its library batches as a whole. Return "
+            "to_dict() of it from the data set, or remove the rules for its fields."
+        )
     if pytree.is_keyed(value):
         value = pytree.as_dict(value)
     if isinstance(value, Mapping):

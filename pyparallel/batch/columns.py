@@ -234,7 +234,8 @@ def batch_registered(
     column: list[Any], path: Path, cls: type, function: _Function
 ) -> Any:
     """Batch values of a class by the function that another library registered."""
-    check_types(column, cls, f"a {type_name(column[0])}", path)
+    if not all(isinstance(each, cls) for each in column):  # cls may be no base class
+        check_types(column, cls, f"a {type_name(column[0])}", path)
     return batch_values(column, path, function)
 
 

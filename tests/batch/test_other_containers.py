@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +19,7 @@ from pyparallel import (
     DataLoader,
     List,
     Pad,
+    Stack,
     collate,
     gather,
     scatter,
@@ -84,15 +86,38 @@ class Label(str):
     """A text that another library collates."""
 
 
-def test_registered_tensors_and_texts_are_batched_as_registered(
-    monkeypatch: pytest.MonkeyPatch,
+class Marker(type):
+    """The class of a class that is no base class, as tensordict's of a tensorclass."""
+
+    def __instancecheck__(cls, value: Any) -> bool:
+        return type(value) is Unbased
+
+
+class Marked(metaclass=Marker):
+    """A class of which an object is an instance by its own check."""
+
+
+class Unbased:
+    """An object that another library collates."""
+
+
+@pytest.mark.parametrize(
+    ("value", "cls"),
+    [
+        (torch.ones(2).as_subclass(Points), Points),
+        (Label("a"), Label),
+        (Unbased(), Marked),
+    ],
+    ids=["tensor", "text", "marked"],
+)
+def test_registered_tensors_texts_and_objects_are_batched_as_registered(
+    value: Any, cls: type, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for value in (torch.ones(2).as_subclass(Points), Label("a")):
-        monkeypatch.setitem(
-            default_collate_fn_map, type(value), lambda batch, **_: ("joined", batch)
-        )
-        name, found = collate([{"x": value}] * 2)["x"]
-        assert name == "joined" and all(each is value for each in found)
+    monkeypatch.setitem(
+        default_collate_fn_map, cls, lambda batch, **_: ("joined", batch)
+    )
+    name, found = collate([{"x": value}] * 2)["x"]
+    assert name == "joined" and all(each is value for each in found)
 
 
 @dataclass
@@ -151,6 +176,13 @@ def test_registered_classes_that_do_not_fit_are_named() -> None:
     assert str(caught.value) == (
         f"batch[1]['c'] must be a {__name__}.Cloud like batch[0]['c'], but is int."
     )
+    with pytest.raises(TypeError) as caught:
+        Collate({"c.points": Pad()})(batch)
+    assert str(caught.value) == (
+        "Collate: rules must be for fields of dicts and objects, but a sample has a "
+        f"{__name__}.Cloud, which its library batches as a whole. Return to_dict() of "
+        "it from the data set, or remove the rules for its fields."
+    )
 
 
 def test_a_tensordict_takes_part_as_a_tensordict() -> None:
@@ -173,3 +205,8 @@ def test_a_tensordict_takes_part_as_a_tensordict() -> None:
     for num_workers in (0, 1):
         loader = DataLoader(samples, batch_size=2, num_workers=num_workers)
         assert (torch.cat(list(loader)) == whole).all()
+    rules = Collate({"n.b": Stack()})
+    with pytest.raises(TypeError, match=re.escape("Return to_dict() of it")):
+        rules(samples)
+    assert rules([each.to_dict() for each in samples])["n"]["b"].shape == (4, 2)
+    assert repr(Collate.auto(samples)) == "Collate()"
