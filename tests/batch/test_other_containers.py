@@ -25,6 +25,7 @@ from pyparallel import (
     scatter,
     to_host,
 )
+from pyparallel.core import errors
 
 pytestmark = pytest.mark.also_peers
 
@@ -157,6 +158,7 @@ def test_automatic_rules_leave_registered_classes_to_their_function(
         assert Collate.auto(samples)(samples)["x"] == "joined 2"
         assert Collate.auto([value] * 2)([value] * 2) == "joined 2"
     points = [torch.ones(n).as_subclass(Points) for n in (1, 2)]
+    monkeypatch.setattr(errors, "_warned", set())
     with pytest.warns(BatchWarning, match="PP105"):
         assert repr(Collate.auto(points)) == "Collate(default=List())"
 
