@@ -95,7 +95,7 @@ class Marker(type):
 
 
 class Marked(metaclass=Marker):
-    """A class of which an object is an instance by its own check."""
+    """Its own check decides which objects are instances."""
 
 
 class Unbased:
