@@ -14,7 +14,7 @@ import functools
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic
 
 import torch
 from torch import nn
@@ -37,8 +37,6 @@ __all__ = [
     "pin_memory",
     "pytree",
 ]
-
-_T = TypeVar("_T")
 
 if (_refusal := versions.too_old(torch.__version__)) is not None:
     raise ImportError(_refusal)
@@ -208,12 +206,6 @@ def use_count(storage: Any) -> int:
 
 
 # ------------------------------------------------------------- with a replacement
-def _private_or(owner: Any, name: str, replacement: _T) -> _T:
-    """Return a private object of torch, or its replacement."""
-    found: _T = getattr(owner, name, replacement)
-    return found
-
-
 def _has_no_storage(tensor: torch.Tensor) -> bool:
     try:
         tensor.untyped_storage()
@@ -258,7 +250,7 @@ def _one() -> int:
 
 
 #: Is a tensor wrapped by a transform of torch.func? Else: has it no storage?
-is_wrapped: Callable[[torch.Tensor], bool] = _private_or(
+is_wrapped: Callable[[torch.Tensor], bool] = getattr(
     torch._C._functorch, "is_functorch_wrapped_tensor", _has_no_storage
 )
 _keys: Callable[[torch.Tensor], Any] | None = getattr(torch._C, "_dispatch_keys", None)
@@ -276,31 +268,31 @@ runs_in_python: Callable[[torch.Tensor], bool] = (
     _has_python_key if _keys is not None and _PYTHON is not None else _is_subclass
 )
 #: Does a tensor represent zeros without memory? Else: is its address 0?
-is_zero_tensor: Callable[[torch.Tensor], bool] = _private_or(
+is_zero_tensor: Callable[[torch.Tensor], bool] = getattr(
     torch.Tensor, "_is_zerotensor", _is_without_memory
 )
 #: Sets gradient mode in a quarter of the time. Else: the public function.
-set_grad_enabled: Callable[[bool], Any] = _private_or(
+set_grad_enabled: Callable[[bool], Any] = getattr(
     torch._C, "_set_grad_enabled", torch.set_grad_enabled
 )
 #: A block in which operators skip `__torch_function__` of subclasses and modes. Else:
 #: they call it.
-without_torch_function: Callable[[], AbstractContextManager[Any]] = _private_or(
+without_torch_function: Callable[[], AbstractContextManager[Any]] = getattr(
     torch._C, "DisableTorchFunction", nullcontext
 )
 #: Casts a tensor to a subclass. Else: the method of `Tensor`, which libraries replace.
-as_subclass: Callable[[torch.Tensor, type], torch.Tensor] = _private_or(
+as_subclass: Callable[[torch.Tensor, type], torch.Tensor] = getattr(
     torch._C, "TensorBase", torch.Tensor
 ).as_subclass
-_disable_autocast: Callable[[], AbstractContextManager[Any]] = _private_or(
+_disable_autocast: Callable[[], AbstractContextManager[Any]] = getattr(
     torch._C, "_DisableAutocast", _without_casts
 )
 #: Copies many tensors in one call. Else: one call for each tensor.
-foreach_copy: Callable[[Sequence[torch.Tensor], Sequence[torch.Tensor]], Any] = (
-    _private_or(torch, "_foreach_copy_", _copy_each)
+foreach_copy: Callable[[Sequence[torch.Tensor], Sequence[torch.Tensor]], Any] = getattr(
+    torch, "_foreach_copy_", _copy_each
 )
 #: Creates a storage in shared memory. Else: `share_memory_` creates it.
-new_shared: Callable[[int], torch.UntypedStorage] = _private_or(
+new_shared: Callable[[int], torch.UntypedStorage] = getattr(
     torch.UntypedStorage, "_new_shared", _shared_storage
 )
 #: Is autocast enabled for any device type? None: callers check each type.
@@ -308,26 +300,26 @@ any_autocast: Callable[[], bool] | None = getattr(
     torch._C, "_is_any_autocast_enabled", None
 )
 #: The number of function modes of this thread. Else: 1, so callers check further.
-num_function_modes: Callable[[], int] = _private_or(
+num_function_modes: Callable[[], int] = getattr(
     torch._C, "_len_torch_function_stack", _one
 )
 #: The number of dispatch modes of this thread. Else: 1, so callers check further.
-num_dispatch_modes: Callable[[], int] = _private_or(
+num_dispatch_modes: Callable[[], int] = getattr(
     torch._C, "_len_torch_dispatch_stack", _one
 )
 #: True in a trace of torch.jit.
-is_tracing: Callable[[], int] = _private_or(torch._C, "_is_tracing", _one)
+is_tracing: Callable[[], int] = getattr(torch._C, "_is_tracing", _one)
 #: The innermost transform of torch.func in this thread, or None. Else: 1, as in one.
-innermost_transform: Callable[[], Any] = _private_or(
+innermost_transform: Callable[[], Any] = getattr(
     torch._C._functorch, "peek_interpreter_stack", _one
 )
 #: The hooks of saved tensors in this thread; the argument includes those of tracers.
-saved_tensor_hooks: Callable[[bool], Any] = _private_or(
+saved_tensor_hooks: Callable[[bool], Any] = getattr(
     torch._C._autograd, "_top_saved_tensors_default_hooks", bool
 )
 
 #: A profiler range in C. Else: the public one in Python.
-RangeInC: Callable[[str], AbstractContextManager[Any]] = _private_or(
+RangeInC: Callable[[str], AbstractContextManager[Any]] = getattr(
     torch._C._profiler, "_RecordFunctionFast", profiler.record_function
 )
 
@@ -374,9 +366,7 @@ def forget_workers(iterator: Any) -> None:
     """Stop torch from raising an error when a worker of this iterator dies."""
     from torch.utils.data._utils import signal_handling
 
-    forget: Callable[[int], Any] = _private_or(
-        signal_handling, "_remove_worker_pids", id
-    )
+    forget: Callable[[int], Any] = getattr(signal_handling, "_remove_worker_pids", id)
     forget(id(iterator))
     iterator._worker_pids_set = False
 
@@ -477,12 +467,8 @@ def worker_thread(
 ) -> Iterator[None]:
     """Make this thread a worker of a loader for the length of a block.
 
-    Args:
-        worker: see `set_worker_info`. So are the next three.
-        num_workers: see there.
-        seed: see there.
-        dataset: see there.
-        collate: stacks tensors in place of torch's ``collate_tensor_fn``.
+    ``collate`` stacks tensors in place of torch's ``collate_tensor_fn``. The other
+    arguments are those of `set_worker_info`.
     """
     _replacements.enter(collate)
     _in_thread.info = _worker_info(worker, num_workers, seed, dataset)
