@@ -140,13 +140,11 @@ class Progress:
             self._iterable or draws_at_start(self._sampler)
         )
         if self._continued:
-            self._continue(state, loader.generator)
+            self._continue(state)
         self.epochs_seen = find_epochs(self._parts)
         self.dataset.number = self.epochs_seen.get("dataset")
 
-    def _continue(
-        self, state: dict[str, Any], generator: torch.Generator | None
-    ) -> None:
+    def _continue(self, state: dict[str, Any]) -> None:
         """Restore samplers and random states from a state.
 
         Raises:
@@ -164,7 +162,7 @@ class Progress:
             self.dataset.turn = state["epoch"]["turn"]
             set_epochs(self._parts, self._epoch["epochs"])
             if not self._iterable:
-                self._continue_order(state, generator)
+                self._continue_order(state)
                 return
             if self._num_skipped:
                 raise RuntimeError(
@@ -199,9 +197,7 @@ class Progress:
                 "of state_dict."
             )
 
-    def _continue_order(
-        self, state: dict[str, Any], generator: torch.Generator | None
-    ) -> None:
+    def _continue_order(self, state: dict[str, Any]) -> None:
         """Restore the order of the indices, and the random states.
 
         If the state is of another rank, this rank keeps its own random states. With
@@ -212,7 +208,7 @@ class Progress:
         """
         own = _random_state.capture(self._generators)
         _random_state.restore(self._epoch["start"], self._generators)
-        is_moved = self._replay(state, generator)
+        is_moved = self._replay(state)
         if is_moved is None:
             raise self._order_error(
                 f"yield its first {state['epoch']['drawn']} batches of indices again, "
@@ -241,9 +237,7 @@ class Progress:
             "sampler has its own randomness, add state_dict and load_state_dict to it."
         )
 
-    def _replay(
-        self, state: dict[str, Any], generator: torch.Generator | None
-    ) -> bool | None:
+    def _replay(self, state: dict[str, Any]) -> bool | None:
         """Draw the same indices again, with the current numbers of the epoch.
 
         If the state is of another rank, its indices are drawn and compared. If the
@@ -263,6 +257,7 @@ class Progress:
                 sampler = sampler_of(sampler, saved if is_moved else now)
         self.order = order = Order(sampler, state["sampler"])
         if epoch["seeds"]:
+            generator = self._parts.get("generator")
             torch.empty((), dtype=torch.int64).random_(generator=generator)
         if has_other_replicas(self._sampler, state["sampler"]):
             # The stopped loader had drawn batches ahead that no rank has today.
