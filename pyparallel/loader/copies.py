@@ -84,12 +84,9 @@ def _source(cls: type, arguments: Mapping[str, Any]) -> Any:
     if owner is None:
         return None
     dataset = owner.dataset
-    if found is dataset or getattr(found, "dataset", None) is dataset:
-        return owner._source_of_copies(cls, arguments)
-    # A shard of a stream.
-    if isinstance(dataset, IterableDataset) and type(found) is type(dataset):
-        return owner._source_of_copies(cls, arguments)
-    return None
+    is_same = found is dataset or getattr(found, "dataset", None) is dataset
+    is_shard = isinstance(dataset, IterableDataset) and type(found) is type(dataset)
+    return owner._source_of_copies(cls, arguments) if is_same or is_shard else None
 
 
 def skipped_batches() -> int:

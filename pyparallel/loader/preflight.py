@@ -35,8 +35,6 @@ DOCKER_SHM_NBYTES = 64 << 20
 FILES_PER_WORKER = 3
 MORE_FILES = 7
 _CAP_IPC_LOCK = 14
-#: The kinds of workers, by the names of torch's proposal.
-WORKER_METHODS = ("multiprocessing", "thread")
 # Files of a control group: its limit, its usage, and the cached part in memory.stat.
 _GROUP_V1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
 _GROUP_V2 = ("memory.max", "memory.current", "inactive_file")
@@ -324,7 +322,7 @@ def check_workers(loader: Loader) -> None:
         BatchValueError: ``prefetch_factor`` is 0, or ``worker_method`` has no such
             kind, or has threads with a context of processes.
     """
-    if loader.worker_method not in WORKER_METHODS:
+    if loader.worker_method not in ("multiprocessing", "thread"):
         raise BatchValueError(
             "DataLoader: worker_method must be 'multiprocessing' or 'thread', but is "
             f"{loader.worker_method!r}."

@@ -38,8 +38,6 @@ from .tracebacks import format_indices, message_of, rank_text
 #: Takes the place of the samples of a batch if no sample could be read or replaced.
 #: The batch is left out.
 NO_SAMPLES: Any = object()
-#: The values of ``on_error``.
-MODES = ("raise", "skip", "replace")
 #: Errors of the machine or of the program, which no other sample avoids. The first one
 #: is no end of the data: only a sampler ends an epoch.
 _FATAL = (
@@ -82,7 +80,7 @@ class Failure(NamedTuple):
 def check_policy(loader: Loader) -> None:
     """Raise an error if the arguments of a loader do not fit its ``on_error``."""
     mode, dataset = loader.on_error, loader.dataset
-    if mode not in MODES:
+    if mode not in ("raise", "skip", "replace"):
         raise BatchValueError(
             "DataLoader: on_error must be 'raise', 'skip' or 'replace', but is "
             f"{mode!r}."
