@@ -16,7 +16,6 @@ from .stats import PADDING, STACKED, Meter, warn_about_padding
 _SPARE_SLABS = 6
 #: The available memory to assume if the system does not report it.
 _ASSUMED_NBYTES = 1 << 30
-
 #: The number of lines in the header of a ring.
 _MAX_SLABS = 65536
 #: More bytes than the memory of any machine, and fewer than an address space.
@@ -26,11 +25,8 @@ _MAX_BYTES = 1 << 44
 class BatchReceiver:
     """Receives batches of workers. Owns the ring, which outlives epochs, and the meter.
 
-    It does not refer to the loader, so that no cycle keeps a dropped loader alive.
-
-    Args:
-        ring_slabs: see `pyparallel.DataLoader`.
-        max_ring_bytes: see `pyparallel.DataLoader`.
+    It does not refer to the loader, so that no cycle keeps a dropped loader alive. The
+    arguments are those of the loader.
     """
 
     def __init__(self, ring_slabs: int | None, max_ring_bytes: int | None) -> None:

@@ -243,12 +243,9 @@ class DatasetStates:
     number: int | None = None
 
     def __init__(self, loader: Loader, state: dict[str, Any], *, left: bool) -> None:
-        """Begin an epoch.
+        """Begin an epoch, or continue one, from a state.
 
-        Args:
-            loader: the ``DataLoader``.
-            state: the state from which the epoch begins or continues.
-            left: the consumer left the previous epoch of these workers before its end.
+        ``left``: the consumer left the previous epoch of these workers before its end.
         """
         self.tracker: DatasetTracker | None = None
         self.report: WorkerReport | None = None

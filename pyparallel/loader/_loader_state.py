@@ -165,9 +165,7 @@ def state_between_epochs(
 def _sampler_between_epochs(loader: Loader, ended: Any) -> tuple[Any, int]:
     """Return the state of the sampler, and the number of batches before it.
 
-    Args:
-        loader: the ``DataLoader``.
-        ended: the `Progress` of the epoch that has ended, or None.
+    ``ended`` is the `Progress` of an epoch that has ended, or None.
     """
     state, given = None, 0
     if ended is not None:
@@ -197,10 +195,8 @@ def sample_numbers(
 ) -> dict[str, int] | None:
     """Return the seed and the number of an epoch, None if the loader needs neither.
 
-    Args:
-        loader: the ``DataLoader``. It needs them for ``sample_seeds``, and for
-            replacements of samples of a map-style dataset.
-        known: the numbers of a loaded state or after the last epoch, if any.
+    It needs them for ``sample_seeds``, and for replacements of samples of a map-style
+    dataset. ``known`` are those of a loaded state or after the last epoch, if any.
     """
     replaces = loader.on_error != "raise" and _is_map_style(loader.dataset)
     if loader.sample_seeds is False and not replaces:

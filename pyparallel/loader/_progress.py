@@ -87,9 +87,7 @@ class Progress:
     def __init__(self, loader: Loader, *, reset: bool = False) -> None:
         """Begin an epoch, or continue one if the loader has loaded a state.
 
-        Args:
-            loader: the ``DataLoader``.
-            reset: the iterator continues with the same workers.
+        ``reset``: the iterator continues with the same workers.
 
         Raises:
             RuntimeError: the sampler does not yield the same indices again.
@@ -145,11 +143,7 @@ class Progress:
         self.dataset.number = self.epochs_seen.get("dataset")
 
     def _continue(self, state: dict[str, Any]) -> None:
-        """Restore samplers and random states from a state.
-
-        Raises:
-            RuntimeError: the sampler does not yield the same indices again.
-        """
+        """Restore samplers and random states from a state."""
         own = (state["sampler"] or {}).get("own")
         if own is not None and not is_stateful(unwrap_batch_sampler(self._sampler)):
             raise self._order_error(
@@ -202,9 +196,6 @@ class Progress:
 
         If the state is of another rank, this rank keeps its own random states. With
         those of one saved rank, all ranks would draw the same numbers.
-
-        Raises:
-            RuntimeError: the sampler does not yield the same indices again.
         """
         own = _random_state.capture(self._generators)
         _random_state.restore(self._epoch["start"], self._generators)

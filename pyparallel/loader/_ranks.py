@@ -69,11 +69,7 @@ def check_ranks(sampler: Any, saved: dict[str, Any], now: dict[str, Any]) -> boo
 
     The state of another rank of the same number is found by its indices if the order of
     the sampler is known. Otherwise they are compared with those of this rank.
-
-    Args:
-        sampler: the loader's sampler of indices.
-        saved: the ranks of the state, as in `find_ranks`.
-        now: the ranks of this job.
+    ``saved`` and ``now`` are results of `find_ranks`.
 
     Raises:
         RuntimeError: the rest of the epoch cannot be dealt again.
@@ -96,9 +92,7 @@ def check_ranks(sampler: Any, saved: dict[str, Any], now: dict[str, Any]) -> boo
 def sampler_of(sampler: Any, ranks: dict[str, Any]) -> Any:
     """Return the sampler of a loader for a rank in the rest of an epoch.
 
-    Args:
-        sampler: the loader's sampler of indices.
-        ranks: the rank, the number of ranks and the history, as in `find_ranks`.
+    ``ranks`` is a result of `find_ranks`, with the history.
     """
     used = sum(num_ranks * batches for num_ranks, batches in ranks["history"])
     inner = unwrap_batch_sampler(sampler)

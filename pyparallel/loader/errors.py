@@ -256,9 +256,7 @@ def _unpickle_error(data: bytes) -> BaseException | None:
 def dead_worker_error(dead: WorkerDied, pending: list[Any]) -> RuntimeError:
     """Return the error for a dead worker.
 
-    Args:
-        dead: the worker.
-        pending: the indices of each of its batches that did not arrive, if known.
+    ``pending``: the indices of each of its batches that did not arrive, if known.
     """
     shown = ", ".join(map(format_indices, pending[:_MAX_SHOWN]))
     if shown:
@@ -274,11 +272,7 @@ def dead_worker_error(dead: WorkerDied, pending: list[Any]) -> RuntimeError:
 def late_text(pool: Workers, worker: int, pending: list[Any], start_method: str) -> str:
     """Return the state of a worker whose batch is late, and advice.
 
-    Args:
-        pool: the workers.
-        worker: the number of the worker.
-        pending: the indices of each of its batches that did not arrive, if known.
-        start_method: as of ``multiprocessing``, or ``thread``.
+    ``pending`` are as in `dead_worker_error`.
     """
     batch = "its batch"
     if pending:

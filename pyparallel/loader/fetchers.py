@@ -164,15 +164,7 @@ class Times:
 
 
 class _Fetcher:
-    """The part of both fetchers that makes a batch.
-
-    Args:
-        source: the dataset.
-        times: measures the parts of a batch.
-
-    Attributes:
-        collate_fn: makes a batch of samples.
-    """
+    """The part of both fetchers that makes a batch."""
 
     def __init__(self, source: Source, times: Times) -> None:
         self.collate_fn: Callable[[list[Any]], Any] = source.collate_fn

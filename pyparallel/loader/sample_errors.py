@@ -125,16 +125,10 @@ def _draws_from_subset(loader: Loader) -> bool:
 
 
 class ErrorPolicy:
-    """Reads samples, and skips or replaces those that raise an error.
-
-    Args:
-        loader: the loader with the arguments ``on_error`` and ``max_errors``.
-
-    Attributes:
-        failures: the errors that have not been sent to the parent.
-    """
+    """Reads samples, and skips or replaces those that raise an error."""
 
     def __init__(self, loader: Loader) -> None:
+        #: The errors that have not been sent to the parent.
         self.failures: list[Failure] = []
         self._max_errors: int = loader.max_errors
         self._replaces = loader.on_error == "replace"
@@ -244,12 +238,7 @@ class ErrorPolicy:
         raise no_batch_error(last.error) from _exception(last.cause)
 
     def record(self, error: Exception, index: Any, location: str) -> None:
-        """Record the error of a sample, or raise it.
-
-        Args:
-            error: the exception, which is being handled.
-            index: the index of the sample.
-            location: the index as a text.
+        """Record the error of a sample, which is being handled, or raise it.
 
         Raises:
             ErrorLimitError: this process alone exceeds ``max_errors``.

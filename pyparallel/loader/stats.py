@@ -498,10 +498,7 @@ _meters: Living[Meter] = Living(in_child=_renew_lock)
 def warn_about_padding(meter: Meter, stacked: float, padding: float) -> None:
     """Warn if a large fraction of the stacked bytes of a loader is padding.
 
-    Args:
-        meter: the meter of the loader, which has counted this batch.
-        stacked: the stacked bytes of this batch.
-        padding: the bytes of padding in this batch.
+    Its meter has counted this batch, with these bytes.
     """
     if padding <= MUCH_PADDING * stacked or has_warned("PP211"):
         return

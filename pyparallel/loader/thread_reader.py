@@ -38,12 +38,8 @@ _START_SECONDS = 5.0
 class ThreadReader:
     """The program of a worker thread. See Note [batches of threads].
 
-    Args:
-        source: the dataset and the arguments of its loader, which the threads share.
-        base_seed: of the loader.
-        ring: the ring, None without one.
-        first_holder: the number of worker 0 in the ring.
-        pin_device: the device for which batches are pinned, None to not pin them.
+    Its arguments are those of `BatchProgram` and `Reader`, and ``pin_device``: the
+    device for which batches are pinned, None to not pin them.
     """
 
     def __init__(
