@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import mmap
 import os
-from typing import Protocol
 
 import torch
 
@@ -14,24 +13,7 @@ from ..transfer.device import Fence
 from ..transfer.engine import keep_alive
 
 
-class Pinner(Protocol):
-    """The functions of a device that a ring uses; tests replace them."""
-
-    def pin(self, address: int, nbytes: int) -> bool:
-        """Pin memory; return False if the system refuses."""
-
-    def unpin(self, address: int) -> None:
-        """Undo `pin`, before the memory is unmapped or pinned again."""
-
-    def fence(self, address: int) -> Fence | None:
-        """Return a fence behind the copies of pinned memory since the last call.
-
-        Returns:
-            None if the end of a copy is unknown. The memory must not be used again.
-        """
-
-
-class AcceleratorPinner:
+class Pinner:
     """Pin memory for the current accelerator, so that copies read it in place.
 
     Note: [copies of dropped batches]. torch's host allocator tracks the copies that
@@ -69,22 +51,26 @@ class AcceleratorPinner:
         return False
 
     def unpin(self, address: int) -> None:
-        """Undo `pin`."""
+        """Undo `pin`, before the memory is unmapped or pinned again."""
         self._runtime.unpin(address)
 
     def fence(self, address: int) -> Fence | None:
-        """Return a fence behind the copies of pinned memory; None if it never ends."""
+        """Return a fence behind the copies of pinned memory since the last call.
+
+        Returns:
+            None if the end of a copy is unknown. The memory must not be used again.
+        """
         return self._runtime.take_copies(address)
 
 
-def accelerator_pinner() -> AcceleratorPinner | None:
+def accelerator_pinner() -> Pinner | None:
     """Return a pinner for the current accelerator; None if torch must pin batches."""
     if torch.version.cuda is None or not torch.cuda.is_available():
         return None
     if "cuda" not in backend.transfers:
         return None
     runtime = backend.Runtime("cuda")
-    return AcceleratorPinner(runtime) if runtime.observe_copies() else None
+    return Pinner(runtime) if runtime.observe_copies() else None
 
 
 def unpin_all(

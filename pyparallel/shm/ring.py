@@ -8,13 +8,10 @@ parent adopts the slab and holds it until its last tensor is freed.
 A process may die while it holds a slab. The parent frees the slabs of a dead worker;
 the slabs of the parent end with it. So no process waits for another one here.
 
-Memory is reserved before it is written, so a machine without free memory returns an
-error; without the reservation, the write would end the process with SIGBUS. A slab
-grows only while one process holds it and no view of it exists.
-
 The memory consists of a header, with one line of 64 bytes for each slab, and of the
-slabs, which have one size. A slab takes memory when it is first written, as far as it
-is written, and keeps it.
+slabs, which have one size. A slab takes memory (``memfd``) when it is first written, as
+far as it is written, and keeps it. It grows only while one process holds it and no view
+of it exists.
 
 With ``PYPARALLEL_DEBUG=1`` or ``=poison``, free slabs are overwritten. Writes to a free
 slab, and writes to bytes of a slab that no tensor covers, are then errors. A worker
@@ -153,15 +150,9 @@ class RingMemory:
         """Return a new owner of a slab's memory, which is freed with its last user."""
         return self._slab_type.from_buffer(self._memory, self.slab_offset(slab))
 
-    def payload(self, owner: Any, nbytes: int = -1) -> torch.Tensor:
-        """Return a slab without its edges as ``torch.uint8`` ``(nbytes,)``.
-
-        Args:
-            owner: from `owner`. The tensor keeps it alive.
-            nbytes: number of bytes; by default all of them.
-        """
-        count = self.slab_nbytes if nbytes < 0 else nbytes
-        return torch.frombuffer(owner, dtype=torch.uint8, count=count, offset=_LINE)
+    def payload(self, owner: Any, nbytes: int) -> torch.Tensor:
+        """Return bytes of a slab behind its first edge, which keep `owner` alive."""
+        return torch.frombuffer(owner, dtype=torch.uint8, count=nbytes, offset=_LINE)
 
     def slab_offset(self, slab: int) -> int:
         """Return the offset of a slab in the shared memory, in bytes."""
@@ -249,7 +240,7 @@ class Slab:
         self._ends: list[Range] = []  # between two allocations
         owner = ring.owner(index)
         self._owner = weakref.ref(owner)
-        self._memory: torch.Tensor | None = ring.payload(owner)
+        self._memory: torch.Tensor | None = ring.payload(owner, ring.slab_nbytes)
         self._address = ring.slab_address(index) + _LINE
 
     @property

@@ -19,6 +19,7 @@ import torch
 import pyparallel
 from pyparallel.shm import pinning
 from pyparallel.shm.messages import LazySlab, pack, unpack
+from pyparallel.shm.pinning import Pinner
 from pyparallel.shm.ring import FREE, PARENT, Ring
 from pyparallel.transfer import engine, to_device
 from pyparallel.workers import descriptors
@@ -39,7 +40,7 @@ class Mark:
         return self.done
 
 
-class Lock:
+class Lock(Pinner):
     """A device whose fences are done when the test says so."""
 
     def __init__(self, refuses: bool = False) -> None:
