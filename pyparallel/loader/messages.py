@@ -117,7 +117,7 @@ class BatchProgram:
         with span("pyparallel.pack"):
             packed = pack_small(held, slab)
             if packed is None:
-                with descriptors.sending() as sent:
+                with descriptors.Sending() as sent:
                     packed = pack(held, slab)
         if packed.was_shared and not self._moves:
             self._moves = True

@@ -1,7 +1,7 @@
 """Pickle objects that own file descriptors, and send these with the message.
 
 `multiprocessing` pickles a descriptor, of a tensor in shared memory or of a pipe, as a
-one-time reference to a server thread in the sending process. Inside `sending` it is the
+one-time reference to a server thread in the sending process. Inside `Sending` it is the
 number of a descriptor that travels with the message. So there is no thread, and the
 sender may end before the message is received.
 """
@@ -38,12 +38,15 @@ class _Sent:
         return fd
 
 
-class Collector(list[int]):
-    """Takes the place of a process that is being started, which may get descriptors."""
+class Sending(list[int]):
+    """The descriptors of all objects that this thread pickles in a block.
+
+    It takes the place of a process that is being started, which may get descriptors.
+    """
 
     DupFd = _Sent
 
-    def __enter__(self) -> Collector:
+    def __enter__(self) -> Sending:
         """Collect in this thread. The caller closes the descriptors, or sends them."""
         self._before: Any = context.get_spawning_popen()
         found: Any = self
@@ -60,11 +63,6 @@ class Collector(list[int]):
         """Keep a copy of a descriptor, and return its number in the message."""
         self.append(os.dup(fd))
         return len(self) - 1
-
-
-def sending() -> Collector:
-    """Collect the descriptors of all objects that this thread pickles in a block."""
-    return Collector()
 
 
 @restoring
@@ -84,7 +82,7 @@ def arriving(descriptors: Sequence[int]) -> Generator[None, None, None]:
 
 def dump(value: Any) -> tuple[bytes, list[int]]:
     """Return a value as bytes and descriptors."""
-    with sending() as descriptors:
+    with Sending() as descriptors:
         data = bytes(ForkingPickler.dumps(value, pickle.HIGHEST_PROTOCOL))
     return data, descriptors
 

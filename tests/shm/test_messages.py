@@ -39,7 +39,7 @@ def sent(
 
 
 def arrive(held: Any, lazy: LazySlab) -> tuple[Any, Packed]:
-    with descriptors.sending() as sent:
+    with descriptors.Sending() as sent:
         packed = pack(held, lazy)
     buffer = bytearray(packed.body)
     with descriptors.arriving(sent):

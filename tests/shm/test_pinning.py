@@ -370,7 +370,7 @@ def test_a_batch_is_pinned_if_all_its_bytes_are_in_pinned_pages(
     if locks:
         ring.pin(Lock())
     batch, is_copied = copy.deepcopy(PINNED[name])  # torch may share its memory
-    with descriptors.sending() as sent:
+    with descriptors.Sending() as sent:
         packed = pack([batch], LazySlab(ring, ring.new_holders(1), 0))
     with descriptors.arriving(sent):
         assert unpack(packed.body)[1] is (locks and not is_copied)

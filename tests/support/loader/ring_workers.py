@@ -35,7 +35,7 @@ class Received:
 
 def send(held: list[Any], lazy: LazySlab) -> Received:
     """Pack a batch as a worker does, and receive it."""
-    with descriptors.sending() as sent:
+    with descriptors.Sending() as sent:
         packed = pack(held, lazy)
     with descriptors.arriving(sent):
         return Received(packed)
