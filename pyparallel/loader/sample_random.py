@@ -2,8 +2,6 @@
 
 Note: [sample generators]. The generators have seeds of their own, from another key than
 the global states of Note: [sample seeds], so that both never yield the same numbers.
-They depend on the seed, the epoch and the index alone. So they are equal for threads,
-processes and no workers, in any number, and after a resume.
 """
 
 from __future__ import annotations
@@ -93,9 +91,7 @@ def sample_random() -> SampleRandom:
     threads share.
 
     Returns:
-        An object with the attributes ``torch``, ``numpy`` and ``python``: a
-        ``torch.Generator``, a ``numpy.random.Generator`` and a ``random.Random``. The
-        same object for each call within a sample.
+        The same object for each call within a sample.
 
     Raises:
         RuntimeError: this thread reads no sample of such a loader.
