@@ -176,7 +176,7 @@ def check(
     prefetch_factor: int | None,
     ring_nbytes: int,
     pin_memory: bool,
-    start_method: str | None,
+    start_method: str,
     machine: Machine | None = None,
 ) -> list[Finding]:
     """Return a finding for each limit that is too low for a loader with workers.
@@ -187,7 +187,7 @@ def check(
         ring_nbytes: the size of the ring, which is not allocated yet. 0: no ring.
         pin_memory: whether the ring will be pinned.
         start_method: ``fork``, ``spawn``, ``forkserver``, or ``thread`` for workers
-            that are threads. None: the default of processes.
+            that are threads.
         machine: the sources of the numbers.
     """
     if not num_workers:
@@ -279,10 +279,8 @@ def _check_locked(machine: Machine, ring_nbytes: int) -> Finding | None:
     return Finding("locked memory", text, False)
 
 
-def _check_fork(machine: Machine, start_method: str | None) -> Finding | None:
-    if (start_method or default_start_method()) != "fork":
-        return None
-    device = machine.device()
+def _check_fork(machine: Machine, start_method: str) -> Finding | None:
+    device = machine.device() if start_method == "fork" else None
     if device is None:
         return None
     text = (

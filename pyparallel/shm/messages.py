@@ -383,11 +383,11 @@ def _place(
         The first three entries of the `Message`, and the reason why the leaves are not
         in the slab.
     """
-    slab = lazy.claim() if tensors else None
-    if slab is not None and (placed := _write_to_slab(tensors, slab)) is not None:
-        return *placed, None
     if not tensors:
         return None, None, None, None
+    slab = lazy.claim()
+    if slab is not None and (placed := _write_to_slab(tensors, slab)) is not None:
+        return *placed, None
     plan = backend.plan_slab(tensors)
     location = None
     if plan.nbytes:

@@ -197,9 +197,9 @@ def test_asking_for_the_default_start_method_does_not_settle_it(tmp_path, monkey
     unsettled.set_start_method("spawn")  # an error if the method is settled
     assert preflight.default_start_method() == "spawn"
     at = machine(tmp_path, device="cuda")
-    assert run(at, start_method=None) == []
+    assert run(at, start_method=preflight.default_start_method()) == []
     unsettled.set_start_method("fork", force=True)
-    assert len(run(at, start_method=None)) == 1
+    assert len(run(at, start_method=preflight.default_start_method())) == 1
 
 
 @pytest.mark.parametrize(
