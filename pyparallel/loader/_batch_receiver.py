@@ -6,8 +6,7 @@ from ..core.errors import LoaderWarning, warn_once
 from ..shm import memfd
 from ..shm.messages import RingMiss
 from ..shm.ring import Ring, largest_slab, total_nbytes
-from . import preflight as preflight_module
-from .arguments import Loader
+from .preflight import Machine
 from .reader import Answer
 from .stats import PADDING, STACKED, Meter, warn_about_padding
 
@@ -50,7 +49,7 @@ class BatchReceiver:
     def _new_ring(self, num_slabs: int) -> Ring | None:
         limit = self._max_ring_bytes
         if limit is None:
-            left = preflight_module.Machine().memory_left()
+            left = Machine().memory_left()
             limit = (left[0] if left else _ASSUMED_NBYTES) // 2
         limit = min(limit, _MAX_BYTES)
         if not memfd.is_supported() or not limit or not num_slabs:
@@ -77,17 +76,6 @@ class BatchReceiver:
                 LoaderWarning,
             )
             return None
-
-    def preflight(self, loader: Loader) -> list[preflight_module.Finding]:
-        """Return the limits of this machine that are too low for the loader."""
-        ring = self.ring_for(loader.num_workers, loader.prefetch_factor or 2)
-        return preflight_module.check(
-            num_workers=loader.num_workers,
-            prefetch_factor=loader.prefetch_factor,
-            ring_nbytes=total_nbytes(ring.num_slabs, ring.slab_nbytes) if ring else 0,
-            pin_memory=loader.pin_memory,
-            start_method=preflight_module.start_method_of(loader),
-        )
 
     def check(self, answer: Answer) -> None:
         """Count a batch that missed the ring. Warn of that, and of much padding."""

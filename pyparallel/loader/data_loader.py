@@ -27,7 +27,8 @@ from ..batch.collate_fields import check_collate_fn
 from ..core.errors import BatchTypeError, check_int, plain_number, type_name, warn
 from ..core.text import plural
 from ..core.torch_private import LoaderIter, TorchLoader, require
-from . import _random_state
+from ..shm.ring import total_nbytes
+from . import _random_state, preflight
 from ._batch_receiver import BatchReceiver
 from ._loader_state import find_epochs, ordering_parts
 from ._passes import check_bases, watched
@@ -296,7 +297,14 @@ class DataLoader(TorchLoader[_T_co], StatefulLoader):
         Returns:
             One finding for each limit that is too low, with the required number.
         """
-        return self._receiver.preflight(self)
+        ring = self._receiver.ring_for(self.num_workers, self.prefetch_factor or 2)
+        return preflight.check(
+            num_workers=self.num_workers,
+            prefetch_factor=self.prefetch_factor,
+            ring_nbytes=total_nbytes(ring.num_slabs, ring.slab_nbytes) if ring else 0,
+            pin_memory=self.pin_memory,
+            start_method=preflight.start_method_of(self),
+        )
 
     def check_worker_number_rationality(self) -> None:
         """Warn of more workers than processors, with the user's line as the source."""
