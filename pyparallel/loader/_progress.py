@@ -93,7 +93,6 @@ class Progress:
             RuntimeError: the sampler does not yield the same indices again.
         """
         last: Progress | None = loader._progress
-        state: dict[str, Any]
         state = loader._loaded or state_between_epochs(loader, last, asks_dataset=False)
         state = {**state, "samples": sample_numbers(loader, state["samples"])}
         self._parts = ordering_parts(loader)
@@ -115,10 +114,9 @@ class Progress:
         self.num_delivered = self._num_before = 0  # _num_before: by earlier iterators
         self.finished = self.failed = self._read_after_error = False
         self.base_seed: int | None = state["base_seed"]
-        left = reset and last is not None and not last.finished
-        self.dataset = DatasetStates(loader, state, left=left)
-        # The sampler is in the middle of an epoch that was left, until its iter().
         was_left = last is not None and not last.finished
+        self.dataset = DatasetStates(loader, state, left=reset and was_left)
+        # The sampler is in the middle of an epoch that was left, until its iter().
         self._begins_anew = was_left and state["sampler"] is not None
         has_seed = self.base_seed is None  # persistent workers draw no new seed
         self._epoch = {
