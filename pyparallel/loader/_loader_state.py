@@ -136,7 +136,7 @@ def state_between_epochs(
         # The loader that loads the state may have read its dataset.
         state = save_sampler(lambda: _first_state(loader))
         if isinstance(state, ExceptionWrapper):
-            if not _is_map_style(loader.dataset):
+            if isinstance(loader.dataset, IterableDataset):
                 state = None  # an iterable may have no state before its iter()
             elif asks_dataset:
                 state.reraise()
@@ -198,7 +198,8 @@ def sample_numbers(
     It needs them for ``sample_seeds``, and for replacements of samples of a map-style
     dataset. ``known`` are those of a loaded state or after the last epoch, if any.
     """
-    replaces = loader.on_error != "raise" and _is_map_style(loader.dataset)
+    is_map_style = not isinstance(loader.dataset, IterableDataset)
+    replaces = loader.on_error != "raise" and is_map_style
     if loader.sample_seeds is False and not replaces:
         return None
     generator = loader.generator or torch.default_generator
@@ -212,7 +213,3 @@ def shares_dataset(loader: Loader) -> bool:
     """
     is_thread = loader.worker_method == "thread" and loader.num_workers == 1
     return is_thread and is_stateful(loader.dataset) and not loader.replay_dataset
-
-
-def _is_map_style(dataset: Any) -> bool:
-    return not isinstance(dataset, IterableDataset)
