@@ -88,13 +88,11 @@ class Machine:
         The memory of the machine and of the process's control groups limits a memfd.
         The size of /dev/shm does not.
         """
-        left = [*self._system_left(), *self._groups_left()]
-        return min(left, default=None)
-
-    def _system_left(self) -> Iterator[tuple[int, str]]:
+        left = list(self._groups_left())
         for line in self._lines("proc/meminfo"):
             if line.startswith("MemAvailable:"):
-                yield int(line.split()[1]) << 10, "the machine's memory"
+                left.append((int(line.split()[1]) << 10, "the machine's memory"))
+        return min(left, default=None)
 
     def cores_left(self) -> float | None:
         """Return the CPU quota of the control groups in cores, None without a quota."""
@@ -241,10 +239,11 @@ def _check_files(machine: Machine, num_workers: int) -> Finding | None:
     needed = FILES_PER_WORKER * num_workers + MORE_FILES
     if opened is None or soft == rlimits.RLIM_INFINITY or opened + needed <= soft:
         return None
+    most = "unlimited" if hard == rlimits.RLIM_INFINITY else hard
     text = (
         f"DataLoader: RLIMIT_NOFILE must leave {needed} file descriptors for "
         f"{num_workers} workers, but {opened} of {soft} are open. Raise it above "
-        f"{opened + needed} (ulimit -n; the hard limit is {_limit(hard)})."
+        f"{opened + needed} (ulimit -n; the hard limit is {most})."
     )
     return Finding("open files", text, True)
 
@@ -359,7 +358,3 @@ def default_start_method() -> str:
     """Return the start method of processes, without fixing it."""
     chosen = multiprocessing.get_start_method(allow_none=True)
     return chosen or multiprocessing.get_all_start_methods()[0]
-
-
-def _limit(value: int | str) -> str:
-    return "unlimited" if value == rlimits.RLIM_INFINITY else str(value)
