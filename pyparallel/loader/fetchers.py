@@ -6,6 +6,7 @@ import functools
 import math
 import operator
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -170,8 +171,9 @@ class _Fetcher:
         self.collate_fn: Callable[[list[Any]], Any] = source.collate_fn
         self._times, self._is_stopped = times, False
         self._places: Any = None  # a copy of the task, one for each sample
-        if source.collate_fn is default_collate and backend.name == "native":
-            self.collate_fn = DefaultCollate(source.num_workers > 0).collate
+        if source.collate_fn is default_collate:
+            own = DefaultCollate(source.num_workers > 0).collate
+            self.collate_fn = own if backend.name == "native" else _default_collate
 
     def locate(self, error: BaseException) -> str:
         """Return the samples of an error of the last batch, as a text."""
@@ -226,7 +228,7 @@ class DefaultCollate:
                 return self._column(samples)
             except Exception:
                 pass
-        return default_collate(samples)
+        return _default_collate(samples)
 
     def _check_for_others(self) -> bool:
         """Return True if all functions of the user are for classes not handled here."""
@@ -264,6 +266,15 @@ class DefaultCollate:
         if set(map(type, column)) != {tuple} or len(set(map(len, column))) > 1:
             return None
         return [self._column(each) for each in zip(*column, strict=True)]
+
+
+def _default_collate(samples: Any) -> Any:
+    """Return torch's batch, also of a sequence that ``__getitems__`` has returned.
+
+    torch stacks the tensors of a list or a tuple only.
+    """
+    is_sequence = isinstance(samples, torch.Tensor | deque)
+    return default_collate([*samples] if is_sequence else samples)
 
 
 def _is_small(column: Any) -> bool:

@@ -91,7 +91,7 @@ def sample_random() -> SampleRandom:
     threads share.
 
     Returns:
-        The same object for each call within a sample.
+        The generators, by the same object for each call within a sample.
 
     Raises:
         RuntimeError: this thread reads no sample of such a loader.

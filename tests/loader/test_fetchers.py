@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections import namedtuple
+from collections import deque, namedtuple
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 from unittest import mock
@@ -20,6 +20,7 @@ from pyparallel.core.torch_private import data_collate
 from pyparallel.loader import fetchers
 
 Point = namedtuple("Point", "x y")
+THREAD = {"num_workers": 1, "worker_method": "thread"}
 
 
 class Marked(torch.Tensor):
@@ -156,6 +157,28 @@ def test_functions_for_other_classes_leave_plain_samples_alone(
             assert outcome(collate, samples) == wanted  # without torch's function
         assert outcome(collate, marked) == outcome(default_collate, marked)
     assert outcome(collate, marked) == outcome(default_collate, marked)
+
+
+class AllAtOnce:
+    """Returns all samples of a batch in one object."""
+
+    def __init__(self, container: Callable[[torch.Tensor], Any]) -> None:
+        self.container = container
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitems__(self, indices: list[int]) -> Any:
+        return self.container(floats(8, 3)[indices])
+
+
+@pytest.mark.parametrize("options", [{}, {"num_workers": 1}, THREAD])
+@pytest.mark.parametrize("container", [list, tuple, deque, torch.clone, np.asarray])
+def test_samples_may_come_in_any_sequence(
+    container: Callable[[torch.Tensor], Any], options: dict[str, Any]
+) -> None:
+    [batch] = DataLoader(AllAtOnce(container), 4, **options)
+    assert type(batch) is torch.Tensor and torch.equal(batch, floats(4, 3))
 
 
 def test_a_registered_class_whose_check_fails_is_left_to_torch() -> None:
