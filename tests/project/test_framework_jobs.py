@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 import json
-from pathlib import Path
+from collections.abc import Callable
+from pathlib import Path, PurePath
 from typing import Any
 
 import pytest
 import torch
 
-from tests.support.ranks.torchrun import free_port, python, torchrun
+from tests.support.ranks import forked
+from tests.support.ranks.torchrun import python, torchrun
 from tests.support.repository.docs_blocks import blocks
 from tests.support.repository.folders import SUPPORT
 
@@ -118,43 +121,65 @@ def equal(a: Any, b: Any) -> bool:
     return bool(a == b)
 
 
+#: What the programs of a framework import.
+IMPORTS = {
+    "Lightning": "import lightning",
+    "transformers": "from transformers import LlamaForCausalLM, Trainer",
+}
+#: The runs of a program: their scripts.
+RUNS = {"whole": "job", "killed": "killed", "continued": "job"}
+
+
+def run_all(framework: str, folder: Path) -> dict[tuple[str, str], forked.Ended]:
+    """Run all programs of a framework, which is imported once."""
+    jobs = {}
+    for job, (program, processes, step, *_) in JOBS.items():
+        if not job.startswith(framework):
+            continue
+        texts = {"page": PAGES[framework], "job": program, "killed": KILLED}
+        for run, script in RUNS.items():
+            work = folder / job / ("whole" if run == "whole" else "stopped")
+            work.mkdir(parents=True, exist_ok=True)
+            for name, text in texts.items():
+                (work / f"{name}.py").write_text(text, encoding="utf-8")
+            given = ["weights.pt", str(processes), str(step)]
+            jobs[job, run] = (work, f"{script}.py", given, processes)
+    imports = f"import torch._dynamo, pyparallel\n{IMPORTS[framework]}"
+    return dict(zip(jobs, forked.run(imports, [*jobs.values()]), strict=True))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("jobs")
+
+
+@pytest.fixture(scope="module")
+def ended(folder: Path) -> Callable[[str], dict[tuple[str, str], forked.Ended]]:
+    return functools.cache(lambda framework: run_all(framework, folder))
+
+
 @pytest.mark.parametrize("job", JOBS)
 def test_a_killed_job_ends_with_the_weights_of_another(
-    job: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    job: str, folder: Path, ended: Callable[..., Any]
 ) -> None:
-    program, processes, step, last, later = JOBS[job]
-    page = PAGES[job.partition(",")[0]]
-    for name, text in {"page": page, "job": program, "killed": KILLED}.items():
-        (tmp_path / f"{name}.py").write_text(text, encoding="utf-8")
+    _, processes, _, last, later = JOBS[job]
+    runs = ended(job.partition(",")[0])
+    whole, killed, continued = (runs[job, run] for run in RUNS)
+    assert whole.codes == [0] * processes, whole.err[-3000:]
+    assert killed.codes[-1] == -9 and 0 not in killed.codes, killed.err[-3000:]
 
-    def start(name: str, folder: str, *arguments: str) -> Any:
-        work = tmp_path / folder
-        work.mkdir(exist_ok=True)
-        for path in tmp_path.glob("*.py"):
-            (work / path.name).write_bytes(path.read_bytes())
-        monkeypatch.chdir(work)
-        given = "weights.pt", str(processes), *arguments
-        if processes == 2:
-            return torchrun(work / name, *given)
-        alone = {"RANK": 0, "WORLD_SIZE": 1, "MASTER_PORT": free_port()}
-        for key, value in {**alone, "MASTER_ADDR": "127.0.0.1"}.items():
-            monkeypatch.setenv(key, str(value))
-        monkeypatch.setenv("LOCAL_RANK", "0")
-        return python(work / name, *given)
+    def has(run: forked.Ended, pattern: str) -> bool:
+        return any(PurePath(name).match(pattern) for name in run.files)
 
-    assert (done := start("job.py", "whole")).returncode == 0, done.stderr[-3000:]
-    done = start("killed.py", "stopped", str(step))
-    assert "-9" in f"{done.returncode}{done.stderr}", done.stderr[-3000:]
-    stopped = tmp_path / "stopped"
-    assert list(stopped.glob(last)) and not list(stopped.glob(later))
-    assert not (stopped / "weights.pt").exists()
-    assert (done := start("job.py", "stopped")).returncode == 0, done.stderr[-3000:]
-    assert list(stopped.glob(later))
-    whole, found = (
-        torch.load(tmp_path / folder / "weights.pt", weights_only=False)
-        for folder in ("whole", "stopped")
+    assert has(killed, last) and not has(killed, later)
+    assert not has(killed, "weights.pt")
+    assert continued.codes == [0] * processes, continued.err[-3000:]
+    assert has(continued, later)
+    expected, found = (
+        torch.load(folder / job / name / "weights.pt", weights_only=False)
+        for name in ("whole", "stopped")
     )
-    assert equal(found, whole)
+    assert equal(found, expected)
 
 
 def test_gathered_results_are_those_of_one_process(tmp_path: Path) -> None:
