@@ -130,61 +130,43 @@ def train(
     return logs
 
 
-def stop_and_continue(
-    folder: Path, within: Sequence[Sequence[str]], fault: str = "", options: str = ""
-) -> tuple[list[list[int]], list[Path]]:
-    """Run the example of a sharded model on two hosts, until it ends by itself.
-
-    Returns:
-        The exit codes of both agents in each run, and the logs.
-    """
-    script = SUPPORT / "ranks" / "sharded_job.py"
-    job, codes, logs = [str(script), str(folder), "2"], [], []
-    folder.mkdir()
-    for number in range(2 if fault else 1):
-        agents = []
-        for host, command in enumerate(elastic_runs.documented()[1:]):
-            command.options += options.split()
-            logs.append(folder / f"{number}-{host}.log")
-            faults = fault.split(",") if fault else []
-            agents.append(
-                elastic_runs.launch(command, logs[-1], [*job, *faults], within[host])
-            )
-        codes.append(elastic_runs.finish(*agents))
-    return codes, logs
-
-
-#: Signals, and the exit codes of both agents of torchrun. One rank gets a signal, or
-#: each agent gets one, as SLURM sends it to all of its tasks.
+#: Signals of one job after the other, and the exit codes of both agents of torchrun.
+#: One rank gets a signal, or each agent gets one, as SLURM sends it to all its tasks.
 SIGNALS = {
-    "SIGTERM:rank:1:17": [0, 0],
     "SIGUSR1:rank:0:15": [0, 0],
-    "SIGUSR1:agent:0:17,SIGUSR1:agent:1:17": [1, 1],
+    "SIGTERM:rank:1:17": [0, 0],
+    "SIGUSR1:agent:0:19,SIGUSR1:agent:1:19": [1, 1],
+    "": [0, 0],
 }
 HANDLED = "--signals-to-handle=SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1"
 
 
 @pytest.mark.soak
 def test_a_signal_on_one_host_stops_both_and_they_continue(tmp_path: Path) -> None:
+    expected, _ = elastic_runs.unstopped(tmp_path / "whole")
+    script, folder = SUPPORT / "ranks" / "sharded_job.py", tmp_path / "stopped"
+    folder.mkdir()
+    begins = 0
     with two_networks() as within:
-        codes, logs = stop_and_continue(tmp_path / "whole", within)
-        assert codes == [[0, 0]], [log.read_text() for log in logs]
-        expected = torch.load(tmp_path / "whole" / "trained.pt")
         for fault, stopped in SIGNALS.items():
-            folder = tmp_path / fault
-            codes, logs = stop_and_continue(folder, within, fault, HANDLED)
+            faults = fault.split(",") if fault else []
+            agents, logs = [], []
+            for host, command in enumerate(elastic_runs.documented()[1:]):
+                command.options += HANDLED.split()
+                logs.append(folder / f"{begins}-{host}.log")
+                job = [str(script), str(folder), "2", *faults]
+                agents.append(elastic_runs.launch(command, logs[-1], job, within[host]))
+            codes = elastic_runs.finish(*agents)
             texts = [log.read_text() for log in logs]
-            assert [sorted(each) for each in codes] == [stopped, [0, 0]], texts
-            assert all((folder / each).exists() for each in fault.split(","))
-            step = int(fault.rpartition(":")[2])
+            assert sorted(codes) == stopped, (fault, texts)
+            assert all((folder / each).exists() for each in faults), (fault, texts)
             begun = [re.findall(r"begins after step (\d+)", text) for text in texts]
-            assert begun == 2 * [["0"]] + 2 * [[str(step)]], texts
-            first, second = map(networks, logs[:2])
+            assert begun == 2 * [[str(begins)]], (fault, texts)
+            first, second = map(networks, logs)
             assert len({*first, *second, os.readlink("/proc/self/ns/net")}) == 3
-            found = torch.load(folder / "trained.pt")
-            assert len(found) == len(expected) and all(
-                map(torch.equal, found, expected)
-            )
+            begins = int(fault.rpartition(":")[2] or 0)
+    found = torch.load(folder / "trained.pt")
+    assert len(found) == len(expected) and all(map(torch.equal, found, expected))
 
 
 def networks(log: Path) -> set[str]:

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 import pyparallel
+from tests.support.ranks import elastic_runs
 from tests.support.ranks.torchrun import python, torchrun
 from tests.support.repository.docs_blocks import all_blocks, blocks
 from tests.support.repository.folders import ROOT, SUPPORT, python_path
@@ -122,36 +123,36 @@ def test_a_stopped_run_continues_in_mid_epoch(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("faults", "ranks"),
     [
-        (["SIGTERM:rank:0:17"], [2, 2]),
+        # After 16 the ranks have agreed to go on, so they stop after the next step.
+        (["SIGTERM:late:1:16", "SIGTERM:rank:0:21"], [2, 2, 2]),
         (["SIGTERM:rank:1:3", "SIGUSR1:rank:0:15"], [1, 2, 3]),
-        # The ranks have agreed to go on, so they stop after the next step.
-        (["SIGTERM:late:1:16"], [2, 2]),
     ],
 )
 def test_a_sharded_run_continues_after_signals(
     tmp_path: Path, faults: list[str], ranks: list[int]
 ) -> None:
-    def run(folder: str, processes: int, *faults: str) -> list[int]:
-        (tmp_path / folder).mkdir(exist_ok=True)
-        arguments = str(tmp_path / folder), "2", *faults
+    def run(processes: int) -> list[int]:
         script = SUPPORT / "ranks" / "sharded_job.py"
+        arguments = str(tmp_path / "stopped"), "2", *faults
         done = torchrun(script, *arguments, processes=processes)
         assert done.returncode == 0, done.stderr
-        return [int(index) for index in re.findall(r"uses (\d+)\.", done.stdout)]
+        return indices(done.stdout)
 
-    used = [run("stopped", processes, *faults) for processes in ranks]
+    def indices(text: str) -> list[int]:
+        return [int(index) for index in re.findall(r"uses (\d+)\.", text)]
+
+    (tmp_path / "stopped").mkdir()
+    used = [run(processes) for processes in ranks]
     counts = Counter(index for each in used for index in each)
     assert set(counts) == set(range(200)) and min(counts.values()) == 2
     # A last step that has too few batches for all ranks repeats some, in each part.
     num_repeated = (2 + len(faults)) * (max(ranks) - 1)
     assert sum(counts.values()) <= 400 + num_repeated * 25
     assert all(used)
-    if ranks == [2, 2]:
-        assert counts == Counter(run("whole", 2))
-        found, expected = (
-            torch.load(tmp_path / folder / "trained.pt")
-            for folder in ("stopped", "whole")
-        )
+    if ranks == [2, 2, 2]:
+        expected, text = elastic_runs.unstopped(tmp_path / "whole")
+        assert counts == Counter(indices(text))
+        found = torch.load(tmp_path / "stopped" / "trained.pt")
         assert all(map(torch.equal, found, expected))
 
 

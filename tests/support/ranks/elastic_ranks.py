@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import os
+import runpy
+import sys
 import time
+import warnings
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch.utils.data import DistributedSampler
 
 from pyparallel import DataLoader
 from tests.support.ranks.distributed_ranks import join
+from tests.support.repository.folders import SUPPORT
 
 
 def undisturbed(rank: int, folder: str) -> None:
@@ -20,6 +25,18 @@ def undisturbed(rank: int, folder: str) -> None:
     join(Path(folder), rank, 2, 120)
     path = Path(folder) / "undisturbed.pt"
     resume.train(path)
+
+
+def sharded(rank: int, folder: str, port: int) -> None:
+    """Run ``sharded_job.py`` without signals, as torchrun starts it."""
+    warnings.resetwarnings()
+    torch.set_num_threads(1)
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2"}
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    script = str(SUPPORT / "ranks" / "sharded_job.py")
+    sys.argv = [script, folder, "2"]
+    runpy.run_path(script, run_name="__main__")
 
 
 def together(rank: int, folder: str) -> None:

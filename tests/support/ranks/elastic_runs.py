@@ -20,6 +20,7 @@ import torch
 
 import pyparallel
 from tests.support.processes import forkserver
+from tests.support.ranks.torchrun import free_port
 from tests.support.repository.folders import ROOT, SUPPORT, python_path
 
 # The job must import the tested package.
@@ -130,6 +131,14 @@ def undisturbed(folder: Path) -> dict[str, Any]:
     done = in_two(f"undisturbed({{rank}}, {str(folder)!r})")
     assert [code for code, _ in done] == [0, 0], done
     return trained(folder / "undisturbed.pt")
+
+
+def unstopped(folder: Path) -> tuple[list[torch.Tensor], str]:
+    """Return the parameters and the output of an example of a sharded model."""
+    folder.mkdir()
+    done = in_two(f"sharded({{rank}}, {str(folder)!r}, {free_port()})")
+    assert [code for code, _ in done] == [0, 0], done
+    return torch.load(folder / "trained.pt"), "".join(text for _, text in done)
 
 
 def in_two(call: str) -> list[tuple[int | None, str]]:
