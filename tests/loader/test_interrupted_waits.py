@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -113,21 +114,40 @@ def test_the_next_call_goes_on(
     assert found == sorted(found) or not loader.in_order
 
 
-@pytest.mark.parametrize(
-    ("kind", "part"),
-    [
-        *itertools.product(
-            ["multiprocessing", "multiprocessing ahead", "thread", "thread ahead"],
-            ["iter", "next"],
-        ),
-        ("multiprocessing quick ahead", "next"),
-    ],
-)
-def test_an_interrupt_anywhere_leaves_nothing(kind: str, part: str) -> None:
-    program = [sys.executable, "-m", "tests.support.loader.interrupts", kind, part]
-    done = subprocess.run(program, capture_output=True, text=True, timeout=280)
-    assert done.returncode == 0 and done.stderr == "", done.stderr
-    cases, problems = json.loads(done.stdout)
+#: A kind of loader and the part of its loop that is interrupted.
+INTERRUPTED = [
+    *itertools.product(
+        ["multiprocessing", "multiprocessing ahead", "thread", "thread ahead"],
+        ["iter", "next"],
+    ),
+    ("multiprocessing quick ahead", "next"),
+]
+
+
+@pytest.fixture(scope="module")
+def interrupted() -> Iterator[Callable[[str, str], Any]]:
+    """Return a function that waits for the result of a row. One program runs all."""
+    words = itertools.chain.from_iterable(INTERRUPTED)
+    program = [sys.executable, "-m", "tests.support.loader.interrupts", *words]
+    streams: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    found: dict[tuple[str, str], Any] = {}
+
+    def result(*row: str) -> Any:
+        while row not in found:
+            line = process.stdout.readline()
+            found[INTERRUPTED[len(found)]] = line and json.loads(line)
+        return found[row]
+
+    with subprocess.Popen(program, text=True, **streams) as process:
+        yield result
+        process.kill()
+
+
+@pytest.mark.parametrize(("kind", "part"), INTERRUPTED)
+def test_an_interrupt_anywhere_leaves_nothing(
+    kind: str, part: str, interrupted: Callable[[str, str], Any]
+) -> None:
+    cases, problems = interrupted(kind, part)
     assert cases >= 10 and problems == {}
 
 

@@ -121,7 +121,7 @@ def equal(a: Any, b: Any) -> bool:
     return bool(a == b)
 
 
-#: What the programs of a framework import.
+#: The imports of the programs of a framework.
 IMPORTS = {
     "Lightning": "import lightning",
     "transformers": "from transformers import LlamaForCausalLM, Trainer",

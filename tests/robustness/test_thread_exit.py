@@ -122,15 +122,29 @@ else:
 """
 
 
+def ends_at(place: str) -> list[str]:
+    # Most of the seconds are spent on sleeping.
+    return [*LOADER_ENDS] if place == "an operator of torch" else ["pass", FORK]
+
+
+@pytest.fixture(scope="module")
+def ended() -> dict[tuple[str, str], interpreters.Ended]:
+    scripts = {
+        (place, end): f"place, repeated = {where!r}, lambda: {call}\n{LOADER}{end}"
+        for place, (where, call) in PLACES.items()
+        for end in ends_at(place)
+    }
+    found = interpreters.run(LOADER_IMPORTS, [*scripts.values()])
+    return dict(zip(scripts, found, strict=True))
+
+
 @pytest.mark.parametrize("place", PLACES)
-def test_worker_threads_do_not_abort_the_process(place: str) -> None:
-    where, call = PLACES[place]
-    work = f"place, repeated = {where!r}, lambda: {call}\n{LOADER}"
-    ends = {**LOADER_ENDS}
-    if place != "an operator of torch":  # these seconds are spent on sleeping
-        ends = {end: ends[end] for end in ("pass", FORK)}
-    ended = interpreters.run(LOADER_IMPORTS, [work + end for end in ends])
-    for (end, code), (found, _, error) in zip(ends.items(), ended, strict=True):
+def test_worker_threads_do_not_abort_the_process(
+    place: str, ended: dict[tuple[str, str], interpreters.Ended]
+) -> None:
+    for end in ends_at(place):
+        code = LOADER_ENDS[end]
+        found, _, error = ended[place, end]
         assert found == code, (end, error)
         assert "terminate" not in error and "Fatal" not in error
         assert code or not error, (end, error)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 import threading
 import time
 import weakref
@@ -15,7 +16,7 @@ import pytest
 
 from pyparallel.workers.interface import Late, Woken
 from pyparallel.workers.threads import ThreadWorkers
-from tests.support.processes import python_runs
+from tests.support.processes import interpreters
 
 pytestmark = [pytest.mark.one_backend, pytest.mark.timeout(120)]
 
@@ -156,6 +157,11 @@ def test_a_fork_has_no_threads_and_says_so(pool: ThreadWorkers) -> None:
     os.close(write)
 
 
+IMPORTS = """
+import os, sys, threading, time, torch, warnings
+from pyparallel import DataLoader
+warnings.simplefilter("ignore")  # there are fewer cores
+"""
 #: Work that would end after the interpreter, and the end of the script.
 AT_EXIT = {
     # The calls of eight threads end one after the other.
@@ -165,17 +171,11 @@ AT_EXIT = {
 }
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("work", AT_EXIT)
-def test_the_exit_waits_for_a_thread_that_computes(work: str) -> None:
-    code = f"""
-import sys, threading, time, torch, warnings
-warnings.simplefilter("ignore")  # there are fewer cores
+COMPUTING = """
 class Last:
     def __del__(self, sleep=time.sleep):
         sleep(1.5)  # a thread that returns to Python now aborts the process
 last = Last()
-from pyparallel import DataLoader
 begun, numbers = threading.Barrier(9), torch.rand(8_000_000)
 class Computes:
     def __len__(self):
@@ -189,15 +189,25 @@ loader = DataLoader(Computes(), 1000, num_workers=8, worker_method="thread")
 batches = iter(loader)
 begun.wait()
 time.sleep(0.2)  # until all threads are in native code
-{AT_EXIT[work]}
+{end}
 """
-    done = python_runs.run(code)
-    assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_the_exit_ends_the_programs_of_threads_that_wait() -> None:
-    code = """
-import os
+@pytest.fixture(scope="module")
+def computing() -> dict[str, interpreters.Ended]:
+    codes = [COMPUTING.format(work=work, end=end) for work, end in AT_EXIT.items()]
+    return dict(zip(AT_EXIT, interpreters.run(IMPORTS, codes), strict=True))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("work", AT_EXIT)
+def test_the_exit_waits_for_a_thread_that_computes(
+    work: str, computing: dict[str, interpreters.Ended]
+) -> None:
+    assert (computing[work].code, computing[work].err) == (0, "")
+
+
+WAITING = """
 from pyparallel.workers.threads import ThreadWorkers
 class Program:
     def start(self, worker): pass
@@ -209,13 +219,8 @@ for worker in range(4):
     pool.send(worker, 1)
     pool.receive(worker, 60)
 """
-    done = python_runs.run(code)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "end " * 4, "")
-
-
-def test_the_exit_raises_nothing_in_threads_that_end_by_themselves() -> None:
-    code = """
-import os, threading, time
+#: Their ends run in the exit.
+ENDING = """
 from pyparallel.workers import threads
 threads._END_SECONDS = 60
 begun = threading.Event()
@@ -233,13 +238,9 @@ pool = threads.ThreadWorkers([Program()])
 pool.send(0, 1)
 begun.wait()
 """
-    done = python_runs.run(code)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "end ", "")
 
 
 STUCK = """
-import sys, time, threading
-from pyparallel import DataLoader
 class Stuck:
     def __len__(self):
         return 4
@@ -253,17 +254,43 @@ time.sleep(0.2)
 """
 
 
-@pytest.mark.parametrize(
-    "wait",
-    ["time.sleep(1000)", "threading.Lock().__enter__(); threading.Event().wait()"],
-)
-@pytest.mark.parametrize("end", ["", "del batches", "raise KeyboardInterrupt"])
-def test_the_exit_does_not_wait_for_a_stuck_thread(wait: str, end: str) -> None:
-    start = time.monotonic()
-    done = python_runs.run(STUCK.format(wait=wait, end=end))
-    assert time.monotonic() - start < 60
-    assert done.stdout.startswith("in")
+WAITS = ["time.sleep(1000)", "threading.Lock().__enter__(); threading.Event().wait()"]
+STUCK_ENDS = ["", "del batches", "raise KeyboardInterrupt"]
+
+
+@pytest.fixture(scope="module")
+def exits() -> dict[str, interpreters.Ended]:
+    codes = {
+        f"{wait}, {end}": STUCK.format(wait=wait, end=end)
+        for wait in WAITS
+        for end in STUCK_ENDS
+    }
+    codes |= {"waiting": WAITING, "ending": ENDING}
+    # A process that does not end within a minute is killed.
+    return dict(zip(codes, interpreters.run(IMPORTS, [*codes.values()]), strict=True))
+
+
+def test_the_exit_ends_the_programs_of_threads_that_wait(
+    exits: dict[str, interpreters.Ended],
+) -> None:
+    assert exits["waiting"] == interpreters.Ended(0, "end " * 4, "")
+
+
+def test_the_exit_raises_nothing_in_threads_that_end_by_themselves(
+    exits: dict[str, interpreters.Ended],
+) -> None:
+    assert exits["ending"] == interpreters.Ended(0, "end ", "")
+
+
+@pytest.mark.parametrize("wait", WAITS)
+@pytest.mark.parametrize("end", STUCK_ENDS)
+def test_the_exit_does_not_wait_for_a_stuck_thread(
+    wait: str, end: str, exits: dict[str, interpreters.Ended]
+) -> None:
+    done = exits[f"{wait}, {end}"]
+    assert done.code != -signal.SIGALRM
+    assert done.out.startswith("in")
     if end.startswith("raise"):
-        assert "KeyboardInterrupt" in done.stderr
+        assert "KeyboardInterrupt" in done.err
     else:
-        assert (done.returncode, done.stderr) == (0, "")
+        assert (done.code, done.err) == (0, "")

@@ -1,8 +1,8 @@
 """Interrupt a loop over a loader wherever Python calls signal handlers.
 
-Usage: python -m tests.support.loader.interrupts KIND PART
+Usage: python -m tests.support.loader.interrupts KIND PART [KIND PART ...]
 
-It prints the number of interrupted loops and their leftovers as JSON.
+It prints a line for each pair: the number of interrupted loops and their leftovers.
 """
 
 from __future__ import annotations
@@ -166,8 +166,10 @@ def main(kind: str, part: str) -> None:
         cases, number = cases + 1, number + STRIDE
         if left:
             problems[where] = left
-    print(json.dumps([cases, problems]))
+    print(json.dumps([cases, problems]), flush=True)
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    os.register_at_fork(after_in_child=lambda: sys.settrace(None))  # in workers
+    for pair in zip(sys.argv[1::2], sys.argv[2::2], strict=True):
+        main(*pair)
