@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from tests.support.ranks.torchrun import python, torchrun
+from tests.support.ranks import forked
+from tests.support.ranks.torchrun import python
 from tests.support.repository.folders import ROOT, SUPPORT
 
 pytestmark = [pytest.mark.peers, pytest.mark.timeout(900)]
@@ -254,6 +255,13 @@ CELLS = {
     "mmengine": of_mmengine(),
     "Ray": of_ray(),
 }
+#: The imports that both ranks share.
+IMPORTS = {
+    "accelerate": "import torch._dynamo, accelerate",
+    "Lightning": "import torch._dynamo, lightning",
+    "transformers": "import torch._dynamo\nfrom transformers import Trainer",
+    "mmengine": "import torch._dynamo, mmengine.runner",
+}
 _found: dict[str, Evidence] = {}
 
 
@@ -266,10 +274,12 @@ def evidence(framework: str, folder: Path) -> Evidence:
     if framework not in _found:
         if framework == "Ray":
             done = python(SUPPORT / "ranks" / "ray_roles.py", str(folder), limit=450)
+            assert done.returncode == 0, done.stderr[-5000:]
         else:
-            script = SUPPORT / "ranks" / "framework_roles.py"
-            done = torchrun(script, framework, str(folder), limit=450)
-        assert done.returncode == 0, done.stderr[-5000:]
+            script = str(SUPPORT / "ranks" / "framework_roles.py")
+            job = (folder, script, [framework, str(folder)], 2)
+            (ended,) = forked.run(IMPORTS[framework], [job])
+            assert ended.codes == [0, 0], ended.err[-5000:]
         _found[framework] = Evidence(folder)
     return _found[framework]
 

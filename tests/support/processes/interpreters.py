@@ -42,6 +42,7 @@ def run(
     scripts: Sequence[str],
     *options: str,
     within: Sequence[str] = (),
+    limit: float = LIMIT,
     **environment: str,
 ) -> list[Ended]:
     """Return the outcome of each script; each has ended all of its processes.
@@ -51,6 +52,7 @@ def run(
         scripts: code that runs one after the other, each in a process of its own.
         options: options of Python.
         within: a command that starts Python.
+        limit: the mean seconds of a script and of the imports, until all are killed.
         environment: more variables.
     """
     with tempfile.TemporaryDirectory() as name:
@@ -65,7 +67,7 @@ def run(
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
-            timeout=LIMIT * (1 + len(scripts)),
+            timeout=limit * (1 + len(scripts)),
         )
         assert (done.returncode, done.stderr) == (0, ""), done.stderr
         pids, codes = zip(*json.loads(done.stdout), strict=True)

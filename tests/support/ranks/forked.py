@@ -52,7 +52,7 @@ def run(
     found = []
     # The collections of each rank would visit, and so copy, all objects of the modules.
     imports += "\nimport gc\ngc.collect()\ngc.freeze()"
-    for code, out, err in interpreters.run(imports, scripts, **settings):
+    for code, out, err in interpreters.run(imports, scripts, limit=LIMIT, **settings):
         assert code == 0, err
         *lines, last = out.splitlines()
         found.append(Ended(*json.loads(last), "\n".join(lines), err))
