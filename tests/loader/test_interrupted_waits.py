@@ -136,6 +136,8 @@ def interrupted() -> Iterator[Callable[[str, str], Any]]:
         while row not in found:
             line = process.stdout.readline()
             found[INTERRUPTED[len(found)]] = line and json.loads(line)
+        if len(found) == len(INTERRUPTED):
+            assert process.wait(60) == 0
         return found[row]
 
     with subprocess.Popen(program, text=True, **streams) as process:
