@@ -70,8 +70,8 @@ class LoaderStats:
             as counted by Linux. 0 on other systems and without workers.
         gil_wait_seconds: the time in which worker threads waited for the GIL, as
             estimated on Linux. 0 on other systems and without worker threads.
-        load_seconds: the time of a `PreDataLoader`'s thread to get batches from its
-            loader.
+        load_seconds: the time of a `PreDataLoader` to get batches from its loader, in
+            its thread, or in the loop itself if its steps take no time.
         first_wait_seconds: the part of ``wait_seconds`` for first batches of epochs.
         num_workers: the number of workers. 0: the loader has no workers.
         cores: the number of cores that the process may use. 0: unknown.
@@ -326,7 +326,12 @@ STACKED, PADDING = 8, 9
 _INNER_COUNTERS = (*Figures._fields, "sample_errors")
 #: The counters of a wait. `Meter` keeps its times in nanoseconds.
 _WAIT_COUNTERS = (
-    *("wait_ns", "busy_ns", "first_wait_ns", "first_waits", "load_ns", "batches"),
+    "wait_ns",
+    "busy_ns",
+    "first_wait_ns",
+    "first_waits",
+    "load_ns",
+    "batches",
 )
 #: The counters of a batch that was read ahead.
 _READ_COUNTERS = ("load_seconds", "copy_seconds", "nbytes")

@@ -21,6 +21,7 @@ import torch
 
 import pyparallel
 from pyparallel import PreDataLoader
+from pyparallel.core.errors import LoaderWarning
 from pyparallel.prefetch import iterator
 from pyparallel.prefetch._to_device import DeviceStage
 from tests.support.loader.prefetch_loaders import (
@@ -325,6 +326,39 @@ class Waits:
 
     def __call__(self) -> None:
         until(self.path.exists, 60)
+
+
+class Blocked(torch.utils.data.Sampler[int]):
+    """Waits before it draws the tenth index."""
+
+    def __init__(self) -> None:
+        self.waits, self.may_go_on = threading.Event(), threading.Event()
+
+    def __iter__(self) -> Iterator[int]:
+        for number in range(12):
+            if number == 9:
+                self.waits.set()
+                self.may_go_on.wait(60)
+            yield number
+
+    def __len__(self) -> int:
+        return 12
+
+
+def test_closing_names_the_read_of_a_loop_that_cannot_be_stopped() -> None:
+    sampler = Blocked()
+    loader = pyparallel.DataLoader(Numbers(), 1, sampler=sampler, num_workers=1)
+    with passes(loader) as pre:
+        batches = iter(pre)
+        loop = threading.Thread(target=lambda: [*batches])
+        loop.start()
+        assert sampler.waits.wait(60) and batches._thread.reader == loop.ident
+        with pytest.warns(LoaderWarning, match=r"still in 'next\(loader\)'"):
+            batches.close()
+        sampler.may_go_on.set()
+        loop.join(20)
+        assert not loop.is_alive()
+        until(lambda: not prefetch_threads())
 
 
 @pytest.mark.parametrize("persistent", [False, True])
