@@ -313,12 +313,13 @@ class ProcessWorkers(Workers):
         """Return True if the system has no exit code of a process that has ended.
 
         The program ignores SIGCHLD, or has waited for all of its children. A fork
-        server keeps the exit code, and sends it later.
+        server keeps the exit code, and sends it later. Another process of the system
+        may have the number by now, but no other child.
         """
         if self._method != "forkserver":
             try:
-                os.kill(made.pid, 0)
-            except ProcessLookupError:
+                os.waitid(os.P_PID, made.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            except ChildProcessError:
                 return True
         return False
 
@@ -401,8 +402,10 @@ class ProcessWorkers(Workers):
                 each.join(max(0.0, deadline - time.monotonic()))
             left = [each for each in left if each.exitcode is None]
             for each in left if stop else ():
-                if not self._is_forgotten(each):  # another may have its number
+                if not self._is_forgotten(each):
                     getattr(each, stop)()
+        # `multiprocessing` would keep them, and send SIGTERM to their numbers at exit.
+        _disown({each for each in left if self._is_forgotten(each)})
         with self._wake_lock:
             for end in self._open:
                 end.close()
@@ -427,13 +430,15 @@ def _dump(task: Any) -> tuple[bytes, list[int]]:
     return descriptors.dump(task)
 
 
-def _forget(pool: ProcessWorkers) -> None:
-    """Make ``multiprocessing`` forget the parent's workers in a child of ``os.fork``.
-
-    Otherwise the child terminates them when it exits, as daemons of its own.
-    """
+def _disown(ended: set[Any]) -> None:
+    """Make ``multiprocessing`` forget processes that are no children of this one."""
     children: Any = process._children  # type: ignore[attr-defined]  # private
-    children -= {*pool.processes}
+    children -= ended
 
 
-_pools: Living[ProcessWorkers] = Living(_forget, at_exit=ProcessWorkers.close)
+def _disown_in_child(pool: ProcessWorkers) -> None:
+    # Otherwise a child of `os.fork` terminates the parent's workers when it exits.
+    _disown({*pool.processes})
+
+
+_pools: Living[ProcessWorkers] = Living(_disown_in_child, at_exit=ProcessWorkers.close)

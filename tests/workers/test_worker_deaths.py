@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import multiprocessing
 import os
 import pickle
 import select
 import signal
+import subprocess
 from typing import Any
 
 import pytest
@@ -83,26 +85,53 @@ def test_a_task_that_ends_its_worker_is_reported(name: str) -> None:
         assert (caught.value.worker, caught.value.code) == (1, code)
 
 
+def wait_for_all(*_: Any) -> None:
+    """Wait for all children that have ended, as handlers of SIGCHLD do."""
+    with contextlib.suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+
+
 @pytest.mark.timeout(30)
+@pytest.mark.parametrize("handler", [signal.SIG_IGN, wait_for_all])
 @pytest.mark.parametrize(
     "method", ["fork", pytest.param("spawn", marks=[pytest.mark.slow])]
 )
-def test_a_death_is_known_at_once_to_a_program_that_ignores_sigchld(
-    method: str, monkeypatch: pytest.MonkeyPatch
+def test_a_death_without_an_exit_code_is_known_at_once(
+    method: str, handler: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(processes, "_EXIT_SECONDS", float("inf"))
-    before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    before = signal.signal(signal.SIGCHLD, handler)
     try:
         with pool(2, method=method) as workers:
             workers.send(1, ("kill", signal.SIGKILL))
             with pytest.raises(WorkerDied) as caught:
                 workers.receive(1, 60)
-        assert caught.value.code is None
+        is_ignored = handler is signal.SIG_IGN
+        assert caught.value.code in ([None] if is_ignored else [None, -signal.SIGKILL])
         assert deaths.exit_text(None) == "exit code unknown"
-        assert "The program ignores SIGCHLD" in deaths.advice(None)
+        assert ("The program ignores SIGCHLD" in deaths.advice(None)) is is_ignored
     finally:
         signal.signal(signal.SIGCHLD, before)
     assert "SIGCHLD" not in deaths.advice(None)
+    assert not {*workers.processes} & {*multiprocessing.active_children()}
+
+
+def test_a_process_with_the_number_of_an_ended_worker_is_not_stopped() -> None:
+    script = ["sh", "-c", "sleep 60 > /dev/null & echo $!"]
+    other = int(subprocess.run(script, stdout=subprocess.PIPE, check=True).stdout)
+    before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    try:
+        with pool(2) as workers:
+            workers.send(1, ("kill", signal.SIGKILL))
+            with pytest.raises(WorkerDied):
+                workers.receive(1, 60)
+            workers.processes[1]._popen.pid = other  # the system gives numbers again
+        assert not {*workers.processes} & {*multiprocessing.active_children()}
+        assert is_running(other)
+    finally:
+        signal.signal(signal.SIGCHLD, before)
+        os.kill(other, signal.SIGKILL)
 
 
 def test_a_death_is_known_while_another_worker_is_waited_for() -> None:

@@ -8,7 +8,7 @@ import multiprocessing
 import os
 import threading
 import time
-from multiprocessing import forkserver, resource_sharer, resource_tracker
+from multiprocessing import forkserver, process, resource_sharer, resource_tracker
 from typing import Any
 
 import psutil
@@ -59,6 +59,7 @@ def resources() -> set[Resource]:
     found = {each for each in found if each[1].startswith(own)}
     found |= {("thread", each) for each in threading.enumerate() if not _is_kept(each)}
     found |= {("process", pid) for pid in _children()}
+    found |= {("child", each) for each in process._children}
     return found | {("descriptor", fd) for fd in _descriptors()}
 
 
@@ -126,5 +127,7 @@ def _describe(resource: Resource) -> str:
         if kind == "descriptor":
             target = os.readlink(f"/proc/self/fd/{value}")
             return f"descriptor {value} {target}" if target.startswith(MEMORY) else ""
+        if kind == "child":
+            return f"object of {value}"
         return f"{kind} {value}"
     return ""
