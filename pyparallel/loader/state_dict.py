@@ -296,6 +296,11 @@ class Reading:
             self._progress = found
         return found.num_delivered
 
+    def belong_to(self, thread: threading.Thread) -> None:
+        """Let this be the thread that may ask for the state, in place of this one."""
+        if self._progress is not None:
+            self._progress.reader = thread
+
     def release(self) -> None:
         """Forget the iterator: this thread reads no more batches."""
         self._owner = None

@@ -67,11 +67,9 @@ class DeviceStage:
         if api is None and device is not None and device.type != "cpu":
             api = torch_device if has_streams(device) else None
         self._api = api
-
-    @property
-    def is_idle(self) -> bool:
-        """Whether a batch of the host stays as it is."""
-        return self._api is None and self._static is None and self.transform is None
+        self._is_cpu = device is not None and device.type == "cpu"
+        #: Whether a batch of the host stays as it is.
+        self.is_idle: bool = api is None and static is None and transform is None
 
     def prepare(self) -> None:
         """Create the copy stream and pinned memory in the consumer's thread.
@@ -94,6 +92,8 @@ class DeviceStage:
             A function that the consumer calls to get the batch, and the number of
             copied bytes.
         """
+        if self.is_idle and self._stays(batch):
+            return repeat(batch).__next__, 0  # which C calls in less time
         if self._static is not None:
             return self._start_static(batch, self._static)
         if self._api is None or self.device is None:
@@ -125,9 +125,16 @@ class DeviceStage:
         receive = target.prepare(self.device, name, tensors, api=self._api)
         return (lambda: skeleton.restore(receive())), nbytes
 
+    def _stays(self, batch: Any) -> bool:
+        """Return True if it is found quickly that a batch needs no copy."""
+        if not self._is_cpu:
+            return self.device is None
+        found = pytree.copy_compact(batch, 0, on_cpu=True)
+        return found is not None and are_only_tensors(found[1])
+
     def _on_host(self, batch: Any) -> tuple[Callable[[], Any], int]:
         device, nbytes, is_moved = self.device, 0, False
-        if device is not None and not (device.type == "cpu" and _is_here(batch)):
+        if device is not None and not self._stays(batch):
 
             def to(tensor: torch.Tensor) -> torch.Tensor:
                 nonlocal nbytes, is_moved
@@ -144,7 +151,7 @@ class DeviceStage:
         if self.transform is not None:
             with span("pyparallel.transform"):
                 batch = self.transform(batch)
-        return repeat(batch).__next__, nbytes  # which C calls in less time
+        return (lambda: batch), nbytes
 
     def _transformed(
         self,
@@ -175,9 +182,3 @@ class DeviceStage:
             return result
 
         return get_batch
-
-
-def _is_here(batch: Any) -> bool:
-    """Return True if all tensors are plain ones of the host, and are found quickly."""
-    found = pytree.copy_compact(batch, 0, on_cpu=True)
-    return found is not None and are_only_tensors(found[1])

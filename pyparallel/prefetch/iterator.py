@@ -7,9 +7,10 @@ thread.
 Note: [quick loops]. To hand a batch from one thread to another costs more than to read
 a tiny one, and a loop that takes no time leaves none in which the thread could read. So
 after `QUICK_STEPS` such steps, the loop reads the batches of workers itself, until two
-steps take longer. The next pass begins as the last one ended. The loop takes the place
-of the thread only if no batch is there, if the thread has parked, and if the modes of
-torch are those of the thread.
+steps take longer. The loop takes the place of the thread only if no batch is there, if
+the thread has parked, and if the modes of torch are those of the thread. The next pass
+begins as the last one ended. In the main thread, it starts its own thread only when the
+loop no longer reads.
 
 The thread is a daemon, which is stopped and joined at the exit of the interpreter
 (Note [exit] in ``core/process.py``). All threads that are not daemons have ended by
@@ -145,6 +146,7 @@ class PrefetchThread:
         self.made: Any = None  # the loader, also if a function makes it
         self.prepared: Prepared = Prepared()
         self.state: thread_state.ThreadState = thread_state.capture()
+        self._modes: list[Any] | None = thread_state.plain_modes()
         #: The thread that reads in place of this one, see Note [quick loops].
         self.reader: int | None = None
         self.is_lost: bool = False  # an interrupt has ended such a reading
@@ -160,7 +162,7 @@ class PrefetchThread:
         )
 
     def start(self) -> None:
-        """Start the thread.
+        """Start the thread, or call ``iter(loader)`` here: Note [quick loops].
 
         Raises:
             RuntimeError: the interpreter is about to exit.
@@ -169,9 +171,24 @@ class PrefetchThread:
             raise RuntimeError(_TOO_LATE)
         self.options.device_stage.prepare()
         _running.add(self)
+        is_main = threading.current_thread() is threading.main_thread()
+        if self.num_quick < QUICK_STEPS or self.num_wanted or not is_main:
+            self.start_thread()
+            return
         try:
-            with deferred_signals():
-                self.thread.start()
+            _begin(self)
+            self.reading.belong_to(self.thread)
+            self._is_parked = True
+        except Exception as error:
+            self.put_error(error)
+            self.set_begun()
+
+    def start_thread(self) -> None:
+        """Start the thread, unless it has started."""
+        try:
+            with self.wakeups.lock, deferred_signals():
+                if not self.thread.ident:
+                    self.thread.start()
         except RuntimeError as error:
             _running.discard(self)
             # Python 3.12 and 3.13 start no thread after the end of the main thread.
@@ -181,42 +198,62 @@ class PrefetchThread:
 
     # Called by the consumer.
 
-    def take(self, taken: list[QueueItem], now: float) -> bool:
+    def is_reader(self, now: float) -> bool:
+        """Let this thread read the next batch, or return False: Note [quick loops].
+
+        Args:
+            now: the time, in nanoseconds.
+
+        Raises:
+            RuntimeError: this process was forked.
+        """
+        self.check_process()
+        if now - self.returned_at > QUICK_NS:
+            self.num_quick = max(self.num_quick - QUICK_STEPS, 0)
+        elif self.num_quick < 2 * QUICK_STEPS and self._only_reads:
+            self.num_quick += 1
+        if self.num_quick < QUICK_STEPS or not self._only_reads:
+            self._is_quick = False
+            return False
+        with self.wakeups.lock:
+            if self.items or self.finished:
+                return False
+            here = get_ident()
+            self._is_quick = (
+                self.reader in (None, here)  # a `leave` may have been interrupted
+                and self.source._has_workers
+                and thread_state.modes() == self._modes
+            )
+            if self._is_quick and self._is_parked:
+                self.reader = here
+                return True
+        return False
+
+    def leave(self) -> None:
+        """Let the thread read again, if this one reads in its place."""
+        if self.reader == get_ident():
+            self.reader = None
+            if self.stopping or not self._is_quick:
+                self.wakeups.wake()
+
+    def take(self, taken: list[QueueItem]) -> None:
         """Wait for the next item and append it to a list, unless it is the end.
 
         A signal handler may raise at any time. If it leaves the list empty, and
         ``is_lost`` is not set, the item remains for the next call.
 
-        Args:
-            taken: the list.
-            now: the time, in nanoseconds.
-
-        Returns:
-            Whether the wait was for the loader, because this thread has read the item.
-
         Raises:
-            RuntimeError: this process was forked; a worker died.
+            RuntimeError: a worker died.
             TimeoutError: no batch arrived in time. The next call waits again.
         """
-        self.check_process()
-        if now - self.returned_at > QUICK_NS:
-            self.num_quick = max(self.num_quick - QUICK_STEPS, 0)
-        elif self.num_quick < 2 * QUICK_STEPS:
-            self.num_quick += 1
-        try:
-            if self._take_or_ask(taken):
-                return False
-            if self.reader == get_ident():
-                self._read_here(taken)
-                return True
-        finally:
-            self.leave()
+        self.leave()
+        if not (self.thread.ident or self.items or self.finished):
+            self.start_thread()
         timeout = self.options.timeout
         deadline = time.monotonic() + timeout if timeout else math.inf
         self.wakeups.wait_until(
             lambda: self._is_given(taken), lambda: self._seconds_to_wait(deadline)
         )
-        return False
 
     def _is_taken(self, taken: list[QueueItem]) -> bool:
         """Take an item if there is one. Return False if it must be waited for."""
@@ -239,49 +276,18 @@ class PrefetchThread:
             self.wakeups.wake()
         return False
 
-    def _take_or_ask(self, taken: list[QueueItem]) -> bool:
-        """Take an item. Otherwise, ask the thread for one, or let this one read it."""
-        with self.wakeups.lock:
-            if self._is_taken(taken):
-                return True
-            self._is_quick = self._may_read_here()
-            if self._is_quick and self._is_parked:
-                self.reader = get_ident()
-                return False
-            self.num_wanted = max(self.num_wanted, self.num_taken + 1)
-            if not self._is_quick:
-                self.wakeups.wake()
-            return False
-
-    def leave(self) -> None:
-        """Let the thread read again, if this one reads in its place."""
-        if self.reader == get_ident():
-            self.reader = None
-            if self.stopping or not self._is_quick:
-                self.wakeups.wake()
-
-    def _may_read_here(self) -> bool:
-        """Return True if the loop reads the next batch, see Note [quick loops]."""
-        return (
-            self.num_quick >= QUICK_STEPS
-            and self.reader is None
-            and self._only_reads
-            and self.source._has_workers
-            and thread_state.is_here(self.state)
-        )
-
-    def _read_here(self, taken: list[QueueItem]) -> None:
+    def read_here(self, taken: list[QueueItem]) -> None:
         """Read a batch in place of the thread. Append it, the end, or an error.
 
-        This is the work of `read` in less time, for a stage that is idle.
+        This is the work of `read` in less time, for a stage that is idle. The loader
+        reports its wait to profilers.
         """
         source = self.source
         progress = source._progress
         before, self.is_lost = progress.num_delivered, True
         try:
             with self.turns:
-                with span("pyparallel.fetch"):
-                    batch = next(source)
+                batch = next(source)
                 state, self._position = self.reading.state(), progress.num_delivered
             get_batch, nbytes = self.options.device_stage.start(batch)
             if nbytes:
@@ -289,7 +295,7 @@ class PrefetchThread:
             self._num_batches += 1
             item = QueueItem(get_batch, None, state, self._position)
         except StopIteration:  # none of the dataset, which workers read
-            item = QueueItem(state=self.reading.state())
+            item = QueueItem()
         except BaseException as error:
             # A handler that raises during a wait of the loader loses no batch.
             self.is_lost = progress.failed or progress.num_delivered != before
@@ -347,15 +353,16 @@ class PrefetchThread:
         """Record the activity of the thread, for messages."""
         self._activity = (activity, time.perf_counter())
 
-    def set_source(self, source: Any) -> None:
-        """Publish the loader's iterator. `stop` ends its waits, consumers check it."""
+    def watch_source(self) -> None:
+        """Let `stop` end waits of the loader's iterator, and let consumers check it."""
+        source = self.source
         with self.wakeups.lock:
-            self.source, self.workers = source, SourceWorkers(source)
+            self.workers = SourceWorkers(source)
             self._only_reads = (
                 isinstance(source, Epoch)
                 and not self.options.timeout
                 and self.options.device_stage.is_idle
-                and not self.state.has_autocast
+                and self._modes is not None
             )
             self.wakeups.wake()
         self.workers.watch(lambda: self.stopping, self._tell)
@@ -472,10 +479,15 @@ def stop(prefetch_thread: PrefetchThread, seconds: float = STOP_SECONDS) -> None
     if is_nested and source is not prefetch_thread.options.loader:
         source.close()  # the thread may wait for a batch of it
     thread = prefetch_thread.thread
-    if thread is threading.current_thread() or thread.ident is None:
+    if thread is threading.current_thread():
         return
     prefetch_thread.leave()
-    thread.join(min(WORKER_SECONDS, seconds))
+    if not thread.ident and prefetch_thread.reader is None:
+        _end(prefetch_thread)
+    else:
+        if not thread.ident:  # it waits for the one that reads in its place
+            prefetch_thread.start_thread()
+        thread.join(min(WORKER_SECONDS, seconds))
     if thread.is_alive():
         prefetch_thread.workers.terminate()
         thread.join(seconds - WORKER_SECONDS)
@@ -487,7 +499,7 @@ def stop(prefetch_thread: PrefetchThread, seconds: float = STOP_SECONDS) -> None
             f"still in '{activity}'. It ends when that returns.",
             LoaderWarning,
         )
-    elif not prefetch_thread.num_wanted:
+    elif not (prefetch_thread.num_wanted or prefetch_thread.num_taken):
         prefetch_thread.draws.undo()
 
 
@@ -520,20 +532,27 @@ def is_iterable(loader: Any) -> bool:
 def _run(prefetch_thread: PrefetchThread) -> None:
     try:
         with thread_state.applied(prefetch_thread.state):
-            _produce(prefetch_thread)
+            if not prefetch_thread.has_begun:
+                _begin(prefetch_thread)
+            while prefetch_thread.wait_for_room():
+                prefetch_thread.put(prefetch_thread.read())
     except BaseException as error:
         prefetch_thread.put_error(error)
     finally:
-        prefetch_thread.set_activity("the end of the loader's iterator")
-        try:
-            _release(prefetch_thread)
-        finally:
-            prefetch_thread.source = None
-            prefetch_thread.reading.release()
-            prefetch_thread.prepared.release()
-            prefetch_thread.workers = SourceWorkers(None)
-            prefetch_thread.set_begun()
-            _running.discard(prefetch_thread)
+        _end(prefetch_thread)
+
+
+def _end(prefetch_thread: PrefetchThread) -> None:
+    prefetch_thread.set_activity("the end of the loader's iterator")
+    try:
+        _release(prefetch_thread)
+    finally:
+        prefetch_thread.source = None
+        prefetch_thread.reading.release()
+        prefetch_thread.prepared.release()
+        prefetch_thread.workers = SourceWorkers(None)
+        prefetch_thread.set_begun()
+        _running.discard(prefetch_thread)
 
 
 def _release(prefetch_thread: PrefetchThread) -> None:
@@ -561,7 +580,7 @@ def _consumer_error(error: BaseException, workers: SourceWorkers) -> BaseExcepti
     return found
 
 
-def _produce(prefetch_thread: PrefetchThread) -> None:
+def _begin(prefetch_thread: PrefetchThread) -> None:
     options = prefetch_thread.options
     loader = options.loader
     prefetch_thread.set_activity("iter(loader)")
@@ -571,14 +590,12 @@ def _produce(prefetch_thread: PrefetchThread) -> None:
     made = call_loader(loader)
     prefetch_thread.made, prefetch_thread.prepared = made, Prepared(made)
     with prefetch_thread.turns:
-        source = iter(made)
-        prefetch_thread.set_source(source)
+        source = prefetch_thread.source = iter(made)  # `stop` may have to end it
+        prefetch_thread.watch_source()
         prefetch_thread.reading = reading = Reading(loader, made, source)
         prefetch_thread.start_state = reading.state()
-    prefetch_thread.set_begun()
     prefetch_thread._position = reading.mark()
-    while prefetch_thread.wait_for_room():
-        prefetch_thread.put(prefetch_thread.read())
+    prefetch_thread.set_begun()
 
 
 class Owner(Protocol):
@@ -588,7 +605,7 @@ class Owner(Protocol):
         """Record the loader's state after the batch that ``next()`` returns."""
 
     def _on_end(self, ended: PrefetchThread, state: LoaderState | None) -> None:
-        """Record the loader's state at the end of its epoch."""
+        """Record the loader's state at the end of its epoch; None: find it."""
 
 
 class PrefetchIterator:
@@ -648,13 +665,17 @@ class PrefetchIterator:
         meter = thread.options.meter
         start, batches, is_read = meter.clock(), 0, False
         try:
-            with span("pyparallel.wait"):
-                is_read = thread.take(taken, start)
-                get_batch = taken[0].get_batch if taken else None
-                if get_batch is not None:
-                    batch = get_batch()
-                    batches = 1
+            if is_read := thread.is_reader(start):
+                thread.read_here(taken)
+            else:
+                with span("pyparallel.wait"):
+                    thread.take(taken)
+            get_batch = taken[0].get_batch if taken else None
+            if get_batch is not None:
+                batch = get_batch()
+                batches = 1
         finally:
+            thread.leave()
             thread.returned_at = meter.count_wait(start, batches, is_read=is_read)
         if get_batch is not None:
             _, _, state, position, facts = taken[0]

@@ -213,10 +213,14 @@ class PreDataLoader:
 
     def _on_end(self, ended: PrefetchThread, state: LoaderState | None) -> None:
         """Record the loader's state at the end of its epoch."""
-        self._state, self._num_quick = state, ended.num_quick
-        if self._latest is ended:
+        self._num_quick = ended.num_quick
+        is_latest = self._latest is ended
+        if is_latest:
             self._latest = None
-            self._state = None if self._knows_epochs() else state
+        if is_latest and self._knows_epochs():
+            self._state = None
+        else:
+            self._state = state or ended.reading.state()
         if self.next_epoch and self._ahead is None:
             with contextlib.suppress(Exception):  # the next iter() raises it
                 self._ahead = self._start_pass(is_ahead=True)

@@ -121,6 +121,7 @@ INTERRUPTED = [
         ["iter", "next"],
     ),
     ("multiprocessing quick ahead", "next"),
+    *itertools.product(["multiprocessing quickest ahead"], ["iter", "next"]),
 ]
 
 

@@ -29,6 +29,7 @@ from tests.support.loader.prefetch_loaders import (
     Numbers,
     Raise,
     TwoArguments,
+    children,
     firsts,
     interrupt_each_line,
     nothing_left,
@@ -160,6 +161,132 @@ def test_a_pass_begins_as_the_last_one_ended(
             next(batches)
             wait_for_items(batches._thread, ahead)
             assert len([*batches]) == 11
+
+
+@pytest.fixture
+def no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let passes begin as if the last one had been quick: without a thread."""
+    monkeypatch.setattr(iterator, "QUICK_STEPS", 0)
+
+
+#: How a pass without a thread goes on, and how many threads it has then.
+GOES_ON: dict[str, tuple[Callable[[Any], Any], int]] = {
+    "quickly": (lambda quick: None, 0),
+    "slowly": (lambda quick: quick(False), 1),
+    "without gradients": (lambda quick: torch.set_grad_enabled(False), 1),
+}
+
+
+@pytest.mark.parametrize("name", GOES_ON)
+@pytest.mark.parametrize("kind", ["processes", "threads", "persistent", "the host"])
+def test_a_thread_starts_when_the_loop_no_longer_reads(
+    name: str, kind: str, quick: Any
+) -> None:
+    options, _, own, _ = READS_ITSELF[kind]
+    change, number = GOES_ON[name]
+    with PreDataLoader(pyparallel.DataLoader(Numbers(), 1, **options), **own) as pre:
+        for _ in range(2):
+            quick(True)
+            pre._num_quick = 1
+            batches = iter(pre)
+            found = [int(next(batches)[0, 0]) for _ in range(4)]
+            assert not prefetch_threads()
+            try:
+                change(quick)
+                found += [int(next(batches)[0, 0]) for _ in range(2)]
+                assert len(prefetch_threads()) == number
+                assert [*found, *firsts(batches)] == [*range(12)]
+            finally:
+                torch.set_grad_enabled(True)
+            until(lambda: not prefetch_threads())
+
+
+#: Ways to leave a pass without a thread after two batches.
+LEAVES: dict[str, Callable[[PreDataLoader, Any], Any]] = {
+    "close() of the pass": lambda pre, batches: batches.close(),
+    "close()": lambda pre, batches: pre.close(),
+    "another thread": lambda pre, batches: in_thread(pre.close),
+    "garbage collection": lambda pre, batches: None,
+    "a loaded state": lambda pre, batches: pre.load_state_dict(pre.state_dict()),
+    "the exit": lambda pre, batches: iterator.stop(batches._thread, 5.0),
+}
+
+
+def in_thread(function: Callable[[], Any]) -> None:
+    thread = threading.Thread(target=function)
+    thread.start()
+    thread.join(60)
+    assert not thread.is_alive()
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+@pytest.mark.parametrize("name", LEAVES)
+def test_a_pass_without_a_thread_can_be_left(
+    name: str, persistent: bool, no_thread: None
+) -> None:
+    options: dict[str, Any] = {"num_workers": 1, "persistent_workers": persistent}
+    with PreDataLoader(pyparallel.DataLoader(Numbers(), 1, **options)) as pre:
+        batches = iter(pre)
+        assert [int(next(batches)[0, 0]) for _ in range(2)] == [0, 1]
+        LEAVES[name](pre, batches)
+        if name != "garbage collection":
+            assert firsts(batches) == []
+            assert persistent or not children()
+        del batches
+        begin = 2 if name == "a loaded state" else 0
+        assert firsts(pre) == [*range(begin, 12)]
+        assert firsts(pre) == [*range(12)]
+
+
+class Fails(pyparallel.DataLoader):
+    """Raises an error in ``iter()``."""
+
+    def __init__(self, error: BaseException) -> None:
+        super().__init__(Numbers(), 1, num_workers=1)
+        self._error = error
+
+    def __iter__(self) -> Any:
+        raise self._error
+
+
+@pytest.mark.parametrize("steps", [0, 1])
+@pytest.mark.parametrize("error", [ValueError("bad"), StopIteration("bad")])
+def test_an_error_of_iter_comes_from_next(
+    error: Exception, steps: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(iterator, "QUICK_STEPS", steps)
+    expected = RuntimeError if isinstance(error, StopIteration) else ValueError
+    with passes(Fails(error)) as pre:
+        batches = iter(pre)
+        with pytest.raises(expected):
+            next(batches)
+        assert [*batches] == []
+
+
+@pytest.mark.parametrize("steps", [0, 1, 10**6])
+@pytest.mark.parametrize("kind", ["ours", "torch"])
+@pytest.mark.parametrize("own", [False, True])
+def test_epochs_that_are_left_draw_as_those_of_the_loader(
+    own: bool, kind: str, steps: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(iterator, "QUICK_STEPS", steps)
+
+    def run(wrap: Callable[[Any], Any]) -> list[list[int]]:
+        torch.manual_seed(3)
+        generator = torch.Generator().manual_seed(4) if own else None
+        options: dict[str, Any] = {"generator": generator, "num_workers": 2}
+        loader = wrap(LOADERS[kind](Numbers(), 1, shuffle=True, **options))
+        found: list[list[int]] = []
+        for epoch in range(5):
+            found.append([])
+            for batch in loader:
+                found[-1].append(int(batch[0, 0]))
+                if epoch and len(found[-1]) == 3:
+                    break
+        return found
+
+    with nothing_left():
+        assert run(PreDataLoader) == run(lambda loader: loader)
 
 
 def test_batches_that_the_loop_reads_are_counted(
