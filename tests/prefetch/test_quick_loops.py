@@ -191,6 +191,8 @@ def test_a_thread_starts_when_the_loop_no_longer_reads(
             batches = iter(pre)
             found = [int(next(batches)[0, 0]) for _ in range(4)]
             assert not prefetch_threads()
+            with pytest.raises(RuntimeError, match="reads this loader ahead"):
+                pre.loader.state_dict()
             try:
                 change(quick)
                 found += [int(next(batches)[0, 0]) for _ in range(2)]
