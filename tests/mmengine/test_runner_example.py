@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.support.ranks import forked
 from tests.support.ranks.torchrun import python, torchrun
 from tests.support.repository.folders import ROOT
 
@@ -20,6 +21,7 @@ if importlib.util.find_spec("mmengine") is None:
     pytest.skip("mmengine is not installed", allow_module_level=True)
 
 EXAMPLE = ROOT / "examples" / "mmengine_runner.py"
+NUM_NAMES = sum(bool(unicodedata.name(chr(i), "")) for i in range(0x20, 0x3000))
 #: Runs the example, but the last rank kills itself in a step.
 KILLED = """
 import os, runpy, signal, sys
@@ -49,24 +51,50 @@ def weights(folder: Path) -> dict[str, torch.Tensor]:
     return state
 
 
-@pytest.mark.parametrize(("run", "ranks"), [(python, 1), (torchrun, 2)])
-def test_a_killed_run_continues_with_its_last_epoch(
-    run: Any, ranks: int, tmp_path: Path
-) -> None:
-    script, killed, whole = (tmp_path / name for name in ("killed.py", "a", "b"))
+#: The runs of each number of ranks, and their folders.
+RUNS = {"killed": "stopped", "continued": "stopped", "whole": "whole"}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("runs")
+
+
+@pytest.fixture(scope="module")
+def ended(folder: Path) -> dict[tuple[str, int], forked.Ended]:
+    """Run all jobs with one import of mmengine; one of 0 ranks has no group."""
+    jobs, script = {}, folder / "killed.py"
     script.write_text(KILLED, encoding="utf-8")
-    num_names = sum(bool(unicodedata.name(chr(i), "")) for i in range(0x20, 0x3000))
-    step = num_names // ranks // 32 + 50  # of the second epoch
-    done = run(script, str(killed), str(step), str(EXAMPLE))
-    assert "-9" in f"{done.returncode}{done.stderr}", done.stderr[-3000:]
-    assert (killed / "epoch_1.pth").exists() and not (killed / "epoch_2.pth").exists()
-    for folder in (killed, whole):
-        done = run(EXAMPLE, str(folder))
-        assert done.returncode == 0, done.stderr[-3000:]
-        found = "resumed epoch: 1" in done.stdout + done.stderr
-        assert found is (folder is killed)
-        assert last_loss(folder) < 0.5  # 0.69 for equal scores
-    found, expected = weights(killed), weights(whole)
+    for ranks in (0, 2):
+        for run, name in RUNS.items():
+            work = folder / str(ranks)
+            work.mkdir(exist_ok=True)
+            arguments = [str(work / name)]
+            if run == "killed":  # in the second epoch
+                step = NUM_NAMES // max(ranks, 1) // 32 + 50
+                arguments += [str(step), str(EXAMPLE)]
+            start = str(script if run == "killed" else EXAMPLE)
+            jobs[run, ranks] = (work, start, arguments, ranks)
+    imports = "import torch._dynamo, pyparallel, mmengine.runner"
+    return dict(zip(jobs, forked.run(imports, [*jobs.values()]), strict=True))
+
+
+@pytest.mark.parametrize("ranks", [0, 2])
+def test_a_killed_run_continues_with_its_last_epoch(
+    ranks: int, folder: Path, ended: dict[tuple[str, int], forked.Ended]
+) -> None:
+    killed = ended["killed", ranks]
+    assert killed.codes[-1] == -9 and 0 not in killed.codes, killed.err[-3000:]
+    assert "stopped/epoch_1.pth" in killed.files
+    assert "stopped/epoch_2.pth" not in killed.files
+    stopped, whole = (folder / str(ranks) / name for name in ("stopped", "whole"))
+    for run, work in (("continued", stopped), ("whole", whole)):
+        done = ended[run, ranks]
+        assert done.codes == [0] * max(ranks, 1), done.err[-3000:]
+        found = "resumed epoch: 1" in done.out + done.err
+        assert found is (run == "continued")
+        assert last_loss(work) < 0.5  # 0.69 for equal scores
+    found, expected = weights(stopped), weights(whole)
     assert list(found) == list(expected)
     assert all(torch.equal(value, expected[name]) for name, value in found.items())
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from tests.support.ranks.torchrun import free_port, python, torchrun
+from tests.support.ranks import forked
+from tests.support.ranks.torchrun import python
 from tests.support.repository.docs_blocks import blocks
 
 pytestmark = [pytest.mark.peers, pytest.mark.timeout(900)]
@@ -18,7 +21,13 @@ for _name in ("datasets", "litdata", "webdataset"):
 
 _PROGRAMS = [it for it in blocks("docs/sources.md") if it.language == "python"]
 TRAIN, *SAMPLES = (it.text for it in _PROGRAMS)
-SOURCES = ("map-style", "streams", "webdataset", "litdata")
+#: The sources, and their libraries.
+SOURCES = {
+    "map-style": "datasets",
+    "streams": "datasets",
+    "webdataset": "webdataset",
+    "litdata": "litdata",
+}
 #: Runs train.py, but the last rank kills itself once in the middle of step 17.
 KILLED = """
 import os, pathlib, runpy, signal, sys
@@ -31,6 +40,19 @@ def kill(*_):
 register_optimizer_step_pre_hook(kill)
 runpy.run_path("train.py", run_name="__main__")
 """
+#: Keeps the state of a run. The first one is moved, because a run continues from it.
+KEPT = """
+import shutil, sys
+getattr(shutil, sys.argv[1])("last.pt", sys.argv[2])
+"""
+#: The scripts of a source, one after the other.
+RUNS = {
+    "whole": ("train.py", []),
+    "whole, kept": ("kept.py", ["move", "whole.pt"]),
+    "killed": ("killed.py", []),
+    "killed, kept": ("kept.py", ["copy", "killed.pt"]),
+    "continued": ("train.py", []),
+}
 
 
 def test_programs_are_short() -> None:
@@ -48,38 +70,60 @@ def equal(a: Any, b: Any) -> bool:
     return bool(a == b)
 
 
+def run_all(library: str, folder: Path) -> dict[tuple[str, int, str], forked.Ended]:
+    """Run the programs of the sources of a library, which is imported once."""
+    jobs = {}
+    for source, processes in [(it, n) for it in SOURCES for n in (1, 2)]:
+        if SOURCES[source] != library:
+            continue
+        work = folder / source / str(processes)
+        work.mkdir(parents=True)
+        samples = SAMPLES[[*SOURCES].index(source)]
+        texts = {"samples": samples, "train": TRAIN, "killed": KILLED, "kept": KEPT}
+        for name, text in texts.items():
+            (work / f"{name}.py").write_text(text, encoding="utf-8")
+        if '"__main__"' in samples:
+            with pytest.MonkeyPatch.context() as patch:
+                patch.chdir(work)
+                done = python(work / "samples.py")
+            assert done.returncode == 0, done.stderr[-3000:]
+        for run, (script, arguments) in RUNS.items():
+            world = 0 if script == "kept.py" else processes
+            jobs[source, processes, run] = (work, script, arguments, world)
+    imports = f"import torch._dynamo, pyparallel, {library}"
+    return dict(zip(jobs, forked.run(imports, [*jobs.values()]), strict=True))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("sources")
+
+
+@pytest.fixture(scope="module")
+def ended(folder: Path) -> Any:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HF_DATASETS_CACHE", str(folder / "cache"))
+        yield functools.cache(lambda library: run_all(library, folder))
+
+
 @pytest.mark.parametrize("processes", [1, 2])
 @pytest.mark.parametrize("source", SOURCES)
 def test_a_killed_run_ends_with_the_weights_of_another(
-    source: str, processes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    source: str, processes: int, folder: Path, ended: Callable[[str], Any]
 ) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
-    samples = tmp_path / "samples.py"
-    samples.write_text(SAMPLES[SOURCES.index(source)], encoding="utf-8")
-    if '"__main__"' in samples.read_text():
-        assert (done := python(samples)).returncode == 0, done.stderr[-3000:]
-    for name, text in {"train.py": TRAIN, "killed.py": KILLED}.items():
-        Path(name).write_text(text, encoding="utf-8")
+    runs = ended(SOURCES[source])
+    whole, _, killed, _, continued = (runs[source, processes, run] for run in RUNS)
+    assert whole.codes == [0] * processes, whole.err[-3000:]
+    assert killed.codes[-1] == -9 and 0 not in killed.codes, killed.err[-3000:]
+    assert continued.codes == [0] * processes, continued.err[-3000:]
 
-    def start(name: str) -> Any:
-        if processes == 2:
-            return torchrun(tmp_path / name)
-        alone = {"RANK": 0, "WORLD_SIZE": 1, "MASTER_PORT": free_port()}
-        for key, value in {**alone, "MASTER_ADDR": "127.0.0.1"}.items():
-            monkeypatch.setenv(key, str(value))
-        return python(tmp_path / name)
+    def kept(name: str) -> Any:
+        path = folder / source / str(processes) / f"{name}.pt"
+        return torch.load(path, weights_only=True)
 
-    def last() -> Any:
-        return torch.load("last.pt", weights_only=True)
-
-    assert (done := start("train.py")).returncode == 0, done.stderr[-3000:]
-    step, weights, moments, loaders = last()
+    step, weights, moments, loaders = kept("whole")
     assert step == 30 and {epoch for epoch, _ in loaders} != {0}
-    Path("last.pt").unlink()
-    assert "-9" in f"{(done := start('killed.py')).returncode}{done.stderr}"
-    assert last()[0] == 15
-    assert (done := start("train.py")).returncode == 0, done.stderr[-3000:]
-    found = last()
+    assert kept("killed")[0] == 15
+    found = kept("last")
     assert found[0] == step and equal(found[1], weights) and equal(found[2], moments)
     assert [epoch for epoch, _ in found[3]] == [epoch for epoch, _ in loaders]

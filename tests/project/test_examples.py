@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import pyparallel
-from tests.support.ranks import elastic_runs
+from tests.support.ranks import elastic_runs, forked
 from tests.support.ranks.torchrun import python, torchrun
 from tests.support.repository.docs_blocks import all_blocks, blocks
 from tests.support.repository.folders import ROOT, SUPPORT, python_path
@@ -104,14 +104,19 @@ def test_a_stopped_run_continues_in_mid_epoch(tmp_path: Path) -> None:
     needs("PIL")
     script = FOLDER / "detection.py"
 
-    def run(folder: str, steps: int) -> list[str]:
-        (tmp_path / folder).mkdir(exist_ok=True)
-        done = torchrun(script, str(tmp_path / folder), str(steps))
-        assert (done.returncode, done.stderr) == (0, "")
-        return done.stdout.splitlines()
-
-    stopped = [*run("stopped", 13), *run("stopped", 24)]  # an epoch has 8 steps
-    assert stopped == run("whole", 24)
+    for name in ("whole", "stopped"):
+        (tmp_path / name).mkdir()
+    jobs = [  # an epoch has 8 steps
+        (tmp_path, str(script), [str(tmp_path / "stopped"), steps], 2)
+        for steps in ("13", "24")
+    ]
+    stopped = []
+    for ended in forked.run("import torch._dynamo, pyparallel", jobs):
+        assert (ended.codes, ended.err) == ([0, 0], "")
+        stopped += ended.out.splitlines()
+    done = torchrun(script, str(tmp_path / "whole"), "24")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert stopped == done.stdout.splitlines()
     lines = [re.fullmatch(r"step (\d+): loss (\d+\.\d+)", line) for line in stopped]
     losses = {int(line[1]): float(line[2]) for line in lines if line}
     assert list(losses) == list(range(1, 25))
