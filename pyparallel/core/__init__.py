@@ -23,6 +23,7 @@ __all__ = [
     "process",
     "rlimits",
     "signals",
+    "standard_streams",
     "stateful",
     "text",
     "thread_state",

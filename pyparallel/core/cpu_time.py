@@ -9,6 +9,8 @@ import threading
 import time
 from collections.abc import Callable
 
+from .standard_streams import moved
+
 #: A thread that was blocked for this time measures the delay of the GIL once.
 _BLOCKED_SECONDS = 0.02
 #: The measurement: a sleep, which other threads use to take the GIL, and the time by
@@ -57,7 +59,7 @@ class CoreWait:
         if sys.platform == "linux":
             with contextlib.suppress(OSError):
                 flags = os.O_RDONLY | os.O_CLOEXEC
-                self._file = os.open("/proc/thread-self/schedstat", flags)
+                self._file = moved(os.open("/proc/thread-self/schedstat", flags))
 
     def seconds(self) -> float:
         """Return the waiting time since the thread started."""

@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ..core import rlimits
+from ..core.standard_streams import moved
 
 
 @functools.cache
@@ -70,7 +71,7 @@ def create(nbytes: int) -> int:
     """
     if sys.platform != "linux":  # for the type checker: callers check is_supported()
         raise OSError("memfd_create needs Linux.")
-    fd = os.memfd_create("pyparallel", os.MFD_CLOEXEC)
+    fd = moved(os.memfd_create("pyparallel", os.MFD_CLOEXEC))
     try:
         os.ftruncate(fd, nbytes)
     except OSError:

@@ -36,6 +36,7 @@ from typing import Any
 import torch
 
 from .. import backend
+from ..core import standard_streams
 from ..transfer import debug
 from ..transfer.engine import keep_alive
 from . import memfd
@@ -73,7 +74,8 @@ class RingMemory:
         self.slab_nbytes: int = slab_nbytes
         self._pid = os.getpid()
         weakref.finalize(self, os.close, fd).atexit = False
-        self._memory = mmap.mmap(fd, total_nbytes(num_slabs, slab_nbytes))
+        with standard_streams.opened():  # the map has a descriptor of its own
+            self._memory = mmap.mmap(fd, total_nbytes(num_slabs, slab_nbytes))
         self._all_bytes = torch.frombuffer(self._memory, dtype=torch.uint8)
         self.header: torch.Tensor = self._all_bytes[: _LINE * (1 + num_slabs)]
         lines = memoryview(self._memory)[: self.header.numel()]

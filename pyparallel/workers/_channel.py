@@ -31,6 +31,7 @@ from multiprocessing import connection
 from typing import Any, TypeVar
 
 from ..core.process import on_fork
+from ..core.standard_streams import moved
 from . import descriptors as fds
 
 #: The numbers of bytes of head and tail, and the number of descriptors.
@@ -171,9 +172,9 @@ class Channel:
         for _, _, data in control:
             arrived = array.array("i")
             arrived.frombytes(data[: len(data) - len(data) % arrived.itemsize])
-            self._arrived.extend(arrived)
-            if not _CLOEXEC:
-                for fd in arrived:
+            for fd in map(moved, arrived):
+                self._arrived.append(fd)
+                if not _CLOEXEC:
                     os.set_inheritable(fd, False)
         if flags & _TRUNCATED:
             raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))

@@ -18,6 +18,7 @@ from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
 from ..core.errors import restoring
+from ..core.standard_streams import moved
 
 #: Of each thread: `descriptors`, those of the message that it unpickles.
 _arrived = threading.local()
@@ -61,7 +62,7 @@ class Sending(list[int]):
 
     def duplicate_for_child(self, fd: int) -> int:
         """Keep a copy of a descriptor, and return its number in the message."""
-        self.append(os.dup(fd))
+        self.append(moved(os.dup(fd)))
         return len(self) - 1
 
 

@@ -24,6 +24,7 @@ from collections.abc import Callable
 from multiprocessing import process
 from typing import Any
 
+from ..core import standard_streams
 from ..core.cpu_time import cores_allowed
 from ..core.process import Living
 from ..core.signals import deferred_signals
@@ -103,7 +104,7 @@ class ProcessWorkers(Workers):
         self._poll = select.poll()
         self._by_descriptor: dict[int, _Worker] = {}
         try:
-            with deferred_signals():
+            with deferred_signals(), standard_streams.opened():
                 self._woken, self._waker = pair()  # first, because `close` wakes
                 # What to close, beside the channels.
                 self._open: list[Any] = [self._woken, self._waker]
@@ -295,7 +296,7 @@ class ProcessWorkers(Workers):
         """Start the next worker when this one has its program, or has ended."""
         self._starting.discard(worker.number)
         if self._waiting and not self._is_closing:
-            with deferred_signals():
+            with deferred_signals(), standard_streams.opened():
                 self._start_more()
 
     def _set_ended(self, worker: _Worker) -> None:

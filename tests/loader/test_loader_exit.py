@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import sys
 import time
 
 import pytest
@@ -160,3 +161,41 @@ def test_a_limit_of_the_size_of_files_is_an_error_and_not_a_signal() -> None:
     assert "[PP207] DataLoader: the ring could not be allocated" in ended.out
     assert "a batch must get 4194304 bytes of shared memory, but " in ended.out
     assert ended.out.count("the size of a file is limited to 1048576 bytes") == 2
+
+
+#: A program without stdin, stdout and stderr. Objects with a descriptor are sent both
+#: ways. An iterator whose answers have arrived is kept, with all of its descriptors.
+CLOSED = """
+import fcntl, multiprocessing
+from tests.support.loader.loader_sets import standard_stream
+out = os.fdopen(fcntl.fcntl(1, fcntl.F_DUPFD_CLOEXEC, 9), "w")
+sys.stdin = sys.stdout = sys.stderr = None
+os.closerange(0, 3)
+find_all = lambda: {standard_stream(i) for i in range(3)}
+options = {"batch_size": None, "num_workers": 1, **OPTIONS}
+names = {*DataLoader(Making(standard_stream, 3), **options)}
+kept = iter(DataLoader(Making(standard_stream, 9), **options))
+next(kept)
+print(names, find_all(), file=out)
+"""
+PIPES = """
+pipe = lambda i: multiprocessing.Pipe()[0]
+pipes = [iter(DataLoader(Making(pipe, 9), **options)) for _ in range(3)]
+ends = [next(each) for each in pipes]
+time.sleep(0.2)
+print({end.fileno() > 2 for end in ends}, find_all(), file=out)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_no_descriptor_gets_the_number_of_a_closed_stream() -> None:
+    forks = CLOSED.replace("OPTIONS", "{}") + PIPES
+    spawns = CLOSED.replace("OPTIONS", "{'multiprocessing_context': 'spawn'}")
+    threads = CLOSED.replace("OPTIONS", "{'worker_method': 'thread'}")
+    opened, none = str({"/dev/null"}), str({""})
+    found = interpreters.run(START, [forks, spawns, threads])
+    assert [(ended.out, ended.err) for ended in found] == [
+        (f"{opened} {none}\n{ {True} } {none}\n", ""),
+        (f"{opened} {none}\n", ""),
+        (f"{none} {none}\n", ""),
+    ]
