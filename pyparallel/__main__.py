@@ -36,7 +36,24 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: the arguments, a command first; None: those of the process. Options
             without a command go to the doctor.
     """
-    arguments = list(sys.argv[1:] if argv is None else argv)
+    try:
+        try:
+            return _run(list(sys.argv[1:] if argv is None else argv))
+        finally:
+            if sys.stdout:  # None: closed before the start
+                sys.stdout.flush()
+    except OSError as error:
+        if error.filename is not None or sys.stdout is None:  # of another file
+            raise
+        # Otherwise the interpreter reports the same error at its exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if not isinstance(error, BrokenPipeError):  # as in `pyparallel doctor | head`
+            text = f"the output cannot be written: {error.strerror}"
+            print(f"pyparallel: {text}", file=sys.stderr)
+        return 1
+
+
+def _run(arguments: list[str]) -> int:
     own_options = ("-h", "--help", "--version")
     if not arguments or (arguments[0][:1] == "-" and arguments[0] not in own_options):
         arguments.insert(0, _DEFAULT)
@@ -45,14 +62,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     module = importlib.import_module(f"pyparallel.{COMMANDS[command].module}")
     if isinstance(sys.stdout, io.TextIOWrapper):  # its encoding may lack characters
         sys.stdout.reconfigure(errors="backslashreplace")
-    try:
-        code = int(module.main(arguments[1:]))
-        if sys.stdout:  # None: closed before the start
-            sys.stdout.flush()
-        return code
-    except BrokenPipeError:  # as in `pyparallel doctor | head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
+    return int(module.main(arguments[1:]))
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -116,6 +116,22 @@ def test_characters_that_a_terminal_lacks_are_escaped(commands, monkeypatch):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("arguments", [["--quick"], ["--version"]])
+def test_a_full_disk_is_no_traceback(arguments: list[str]) -> None:
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "pyparallel", *arguments],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            env={**os.environ, "PYTHONUNBUFFERED": ""},  # --version waits in the buffer
+            text=True,
+            timeout=120,
+        )
+    found = "pyparallel: the output cannot be written: No space left on device\n"
+    assert (done.returncode, done.stderr) == (1, found)
+
+
+@pytest.mark.slow
 def test_a_reader_that_has_seen_enough_is_no_traceback() -> None:
     reader, writer = os.pipe()
     os.close(reader)  # as `head` does
