@@ -111,6 +111,8 @@ def _check_limits(
         name: 0 if value is None else check_int(value, 1, f"{where} {name}")
         for name, value in values.items()
     }
+    # It is no less than the number of samples, and NumPy has no larger integers.
+    limits["batch_size"] = min(limits["batch_size"], _MAX_BUDGET)
     for name in ("max_padded", "max_total"):
         if limits[name] > _MAX_BUDGET:
             raise BatchValueError(

@@ -22,7 +22,7 @@ from ..core.errors import (
     warn_once,
 )
 from ._division import Sizes
-from .planner import check_sizes
+from .planner import check_mask, check_sizes
 
 SizeOf = Callable[[int], Any]
 #: The version of the format of a file.
@@ -84,6 +84,7 @@ def _evaluate(size_of: SizeOf, num_samples: int, progress: bool) -> Sizes:
 
 def _evaluate_one(size_of: SizeOf, index: int) -> Any:
     size = size_of(index)
+    check_mask(size, f"{_WHERE} sizes({index})")
     found = np.asarray(size)
     if found.dtype.kind not in "iu" or found.ndim > 1:
         raise BatchTypeError(

@@ -55,6 +55,7 @@ def check_sizes(sizes: Any) -> Sizes:
             f"{_WHERE} sizes must be the sizes of the samples, but is "
             f"{type_name(sizes)}. {advice}"
         )
+    check_mask(sizes, f"{_WHERE} sizes")
     try:
         found = np.asarray(sizes)
     except ValueError:
@@ -80,6 +81,20 @@ def check_sizes(sizes: Any) -> Sizes:
             f"{found[index].tolist()}. Correct the size of sample {index}."
         )
     return rows.astype(np.int32, copy=rows.flags.writeable)
+
+
+def check_mask(sizes: Any, name: str) -> None:
+    """Check that no size is masked, because `numpy.asarray` drops the mask.
+
+    Raises:
+        ValueError: a size is masked.
+    """
+    mask: Any = getattr(sizes, "mask", None)
+    if isinstance(sizes, np.ma.MaskedArray) and np.any(mask):
+        raise BatchValueError(
+            f"{name} must have no masked size, but {np.sum(mask)} of {sizes.size} are "
+            "masked. Leave out these samples, or call filled() with their sizes."
+        )
 
 
 def checksum(sizes: Sizes) -> int:

@@ -390,8 +390,9 @@ class _Reader:
 
     def _check_sizes(self, size: Any) -> list[int]:
         """Return sizes as a list."""
-        found = self._planner.np.asarray(size)
         name = f"sample {self._num_read - 1} of the stream"
+        self._planner.check_mask(size, f"{_WHERE} the size of {name}")
+        found = self._planner.np.asarray(size)
         if found.dtype.kind not in "iu" or found.ndim > 1 or not found.size:
             raise BatchTypeError(
                 f"{_WHERE} size_of must return an integer or a sequence of integers, "

@@ -6,6 +6,7 @@ import itertools
 import json
 import math
 import re
+import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -17,7 +18,7 @@ import torch.utils.data
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyparallel import DataLoader, Padding, SizeBatchSampler, pad_stack
+from pyparallel import DataLoader, Padding, SizeBatcher, SizeBatchSampler, pad_stack
 from tests.support.processes import forkserver
 from tests.support.repository.folders import ROOT
 
@@ -379,6 +380,15 @@ VALUE_ERRORS: dict[str, dict[str, Any]] = {
         "batch_size": None,
         "max_padded": 1000,
     },
+    "sizes must have no masked size, but 1 of 3 are masked. Leave out these samples, "
+    "or call filled() with their sizes.": {
+        "sizes": np.ma.array([1, 2, 3], mask=[0, 1, 0])
+    },
+    "sizes(0) must have no masked size, but 1 of 1 are masked. Leave out these "
+    "samples, or call filled() with their sizes.": {
+        "sizes": lambda i: np.ma.array(3, mask=True),
+        "num_samples": 1,
+    },
     "num_samples must be None if sizes is not a function, but is 1. Remove "
     "num_samples.": {"num_samples": 1},
     "cache must be None if sizes is not a function, but is 'f'. Remove cache.": {
@@ -434,6 +444,15 @@ def test_errors_name_the_argument_or_the_sample() -> None:
             text = f"^SizeBatchSampler: {re.escape(message)}$"
             with pytest.raises(error, match=text):
                 SizeBatchSampler(**{"sizes": [1], "batch_size": 1, **arguments})
+
+
+def test_any_integer_is_a_batch_size() -> None:
+    for limit in (sys.maxsize, 2**64):
+        sampler = SizeBatchSampler([4, 2, 3], limit, shuffle=False)
+        assert list(sampler) == [[0, 1, 2]]
+        assert sampler.report().planned.num_steps == 1
+        batcher = SizeBatcher([4, 2, 3], lambda size: size, limit, shuffle=False)
+        assert list(batcher) == [[4, 2, 3]]
 
 
 @pytest.mark.slow

@@ -357,6 +357,11 @@ VALUE_ERRORS: dict[str, tuple[list[Any], dict[str, Any]]] = {
     "every sample must fit in max_padded=20, but sample 1 of the stream has 30 padded "
     "elements (sizes [5, 6]). Increase max_padded, remove the sample, or set "
     "skip_oversized=True.": ([(3, 4), (5, 6)], {"batch_size": None, "max_padded": 20}),
+    "the size of sample 0 of the stream must have no masked size, but 1 of 2 are "
+    "masked. Leave out these samples, or call filled() with their sizes.": (
+        [np.ma.array([3, 4], mask=[0, 1])],
+        {},
+    ),
     "every sample must fit in max_total=10, but sample 1 of the stream has 11 elements "
     "(sizes [5, 6]). Increase max_total, remove the sample, or set "
     "skip_oversized=True.": ([(3, 4), (5, 6)], {"batch_size": None, "max_total": 10}),
