@@ -200,10 +200,10 @@ class Reader:
         except (KeyboardInterrupt, SystemExit):
             raise
         except BaseException as error:
-            self._take_failures()  # of a batch that is not delivered
+            failures = self._take_failures()  # of a batch that is not delivered
             location = self.locate(error) if epoch == self._epoch else ""
             if source.num_workers:
-                return Answer(ERROR, error, location=location)
+                return self._error_answer(error, location, failures)
             add_note(error, f"DataLoader{rank_text()}: {location}.")
             raise
         kind = BATCH
@@ -213,6 +213,19 @@ class Reader:
         if source.num_workers:
             return Answer(kind, batch, failures, self._report())
         return Answer(kind, batch, failures, None, self._figures(nbytes_of(batch)))
+
+    def _error_answer(
+        self, error: BaseException, location: str, failures: tuple[Any, ...]
+    ) -> Answer:
+        """Return the error of a batch, or its failures if they exceed the limit.
+
+        The parent then raises the error of the limit. Its cause would be lost between
+        two processes.
+        """
+        policy = self._source.policy
+        if policy is not None and len(failures) > policy.max_errors:
+            return Answer(LEFT_OUT, None, failures)
+        return Answer(ERROR, error, location=location)
 
     def end_message(self, *counted: int) -> tuple[float, ...]:
         """Return the `Figures` of the last batch, whose message is complete.

@@ -130,7 +130,7 @@ class ErrorPolicy:
     def __init__(self, loader: Loader) -> None:
         #: The errors that have not been sent to the parent.
         self.failures: list[Failure] = []
-        self._max_errors: int = loader.max_errors
+        self.max_errors: int = loader.max_errors
         self._replaces = loader.on_error == "replace"
         # The number of samples from which replacements are drawn.
         self._num_candidates = 0
@@ -252,8 +252,8 @@ class ErrorPolicy:
             cause = wrap_exception(worker_text(info.id), location)
         text = f"{type(error).__qualname__}: {message_of(error)}"[:_MAX_TEXT]
         self.failures.append(Failure(SampleError(_plain(index), text), cause))
-        if len(self.failures) > self._max_errors:
-            raise limit_error(self.failures[-1].error, self._max_errors) from error
+        if len(self.failures) > self.max_errors:
+            raise limit_error(self.failures[-1].error, self.max_errors) from error
 
     def skip_errors(self, samples: Iterator[Any]) -> Iterator[Any]:
         """Return an iterator without the samples that raise an error.

@@ -594,6 +594,30 @@ def test_more_errors_than_the_limit_raise_the_last(num_workers: int) -> None:
 
 
 @quiet
+@pytest.mark.parametrize("method", [None, "multiprocessing", "thread"])
+@pytest.mark.parametrize(
+    "dataset, on_error, last",
+    [
+        (Damaged(4, {0, 1}), "skip", 1),
+        (Damaged(4, {0, 1, 2, 3}), "replace", None),
+        (Stream(4, {0, 1}), "skip", 1),
+    ],
+    ids=["skip", "replace", "stream"],
+)
+def test_one_batch_beyond_the_limit_has_the_last_error_as_the_cause(
+    dataset: Any, on_error: Any, last: int | None, method: Any
+) -> None:
+    options = {} if method is None else {"num_workers": 1, "worker_method": method}
+    loader = DataLoader(dataset, 2, on_error=on_error, max_errors=1, **options)
+    with pytest.raises(ErrorLimitError) as raised:
+        next(iter(loader))
+    assert str(raised.value).startswith("DataLoader: an epoch must have at most max_er")
+    cause = raised.value.__cause__
+    assert type(cause) is ValueError
+    assert f"sample {'' if last is None else last}" in str(cause)
+
+
+@quiet
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_the_limit_ends_the_search_for_a_replacement(num_workers: int) -> None:
     options: Any = {"on_error": "replace", "max_errors": 5, "num_workers": num_workers}
