@@ -91,6 +91,7 @@ class Epoch(LoaderIter):
 
     _has_workers = _is_closed = _has_unstarted = False
     _reader = 0  # the thread of the pass, 0 if it has ended
+    _pid = 0  # of the process with the workers
     _pool: Any = None
     _ring: Any = None
     _pins_ring = False

@@ -44,6 +44,35 @@ def failing(index: int) -> torch.Tensor:
     return torch.ones(3)
 
 
+class Unstartable:
+    def __iter__(self) -> Iterator[Any]:
+        raise LookupError("no indices")
+
+    def __len__(self) -> int:
+        return 3
+
+
+@pytest.mark.parametrize("kind", ["sampler", "batch_sampler", "device"])
+@pytest.mark.parametrize("method", ["multiprocessing", "thread"])
+@pytest.mark.parametrize("persistent", [False, True])
+def test_an_iterator_that_cannot_begin_is_freed_without_another_error(
+    monkeypatch: Any, kind: str, method: Any, persistent: bool
+) -> None:
+    ignored: list[Any] = []
+    monkeypatch.setattr("sys.unraisablehook", ignored.append)
+    options: dict[str, Any] = {"worker_method": method, "num_workers": 1}
+    if kind != "device":
+        options[kind] = Unstartable()
+    if kind == "sampler":
+        options["batch_size"] = None  # torch's BatchSampler calls iter() later
+    loader = pyparallel.DataLoader(Numbers(6), persistent_workers=persistent, **options)
+    with torch.device("meta" if kind == "device" else "cpu"):
+        with pytest.raises((LookupError, RuntimeError)):
+            iter(loader)
+    gc.collect()
+    assert ignored == []
+
+
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize(
     ("dataset", "how"),
