@@ -517,3 +517,36 @@ def test_a_pass_that_still_reads_changes_no_state_of_the_next(
     resumed.load_state_dict(state)
     assert [batch.tolist() for batch in resumed] == rest
     assert len(rest) == 30 - given
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("stop", [1, 3, 6])
+def test_the_state_of_the_training_loader_continues_beside_a_validation_loader(
+    stop: int, shared: bool, workers: int
+) -> None:
+    """The advice of resume.md for programs with two loaders."""
+
+    def run(stop: int, state: Any = None) -> tuple[list[Any], Any]:
+        generator = torch.Generator().manual_seed(3) if shared else None
+        options: Any = {"generator": generator, "num_workers": workers}
+        train = DataLoader(range(7), 3, shuffle=True, **options)
+        if state is not None:
+            train.load_state_dict(state)
+        validation = DataLoader(range(4), 2, shuffle=True, **options)
+        found: list[Any] = []
+        for _ in range(2):
+            for batch in train:
+                found.append((batch.tolist(), random.random()))
+                if len(found) == stop:
+                    return found, train.state_dict()
+            found += [(batch.tolist(), random.random()) for batch in validation]
+        return found, None
+
+    seed(0)
+    expected, _ = run(0)
+    seed(0)
+    found, state = run(stop)
+    seed(9)
+    rest = run(0, state)[0]
+    assert found + rest[: len(expected) - stop] == expected
