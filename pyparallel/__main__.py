@@ -37,20 +37,31 @@ def main(argv: Sequence[str] | None = None) -> int:
             without a command go to the doctor.
     """
     try:
-        try:
-            return _run(list(sys.argv[1:] if argv is None else argv))
-        finally:
-            if sys.stdout:  # None: closed before the start
-                sys.stdout.flush()
-    except OSError as error:
-        if error.filename is not None or sys.stdout is None:  # of another file
+        code = _run(list(sys.argv[1:] if argv is None else argv))
+    except SystemExit:
+        if not _has_lost_output():
             raise
+        return 1
+    except OSError:
+        if not _has_lost_output("\n"):  # the error was another one
+            raise
+        return 1
+    return 1 if _has_lost_output() else code
+
+
+def _has_lost_output(end: str = "") -> bool:
+    """Write the rest of the output. Report an error of this, and return True."""
+    try:
+        if sys.stdout:  # None: closed before the start
+            print(end=end, flush=True)
+    except OSError as error:
         # Otherwise the interpreter reports the same error at its exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         if not isinstance(error, BrokenPipeError):  # as in `pyparallel doctor | head`
             text = f"the output cannot be written: {error.strerror}"
             print(f"pyparallel: {text}", file=sys.stderr)
-        return 1
+        return True
+    return False
 
 
 def _run(arguments: list[str]) -> int:

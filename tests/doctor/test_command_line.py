@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
 import io
 import os
@@ -113,6 +114,15 @@ def test_characters_that_a_terminal_lacks_are_escaped(commands, monkeypatch):
     fake.main = lambda argv: print("/home/caf\xe9/\udce9") or 0  # as of a folder
     assert command_line.main(["other"]) == 0
     assert out.buffer.getvalue() == b"/home/caf\\xe9/\\udce9\n"
+
+
+def test_an_error_of_another_file_is_raised(commands):
+    def fail(argv):
+        raise OSError(errno.ENOSPC, "of shared memory")
+
+    sys.modules["pyparallel._fake_other"].main = fail  # type: ignore[attr-defined]
+    with pytest.raises(OSError, match="of shared memory"):
+        command_line.main(["other"])
 
 
 @pytest.mark.slow
