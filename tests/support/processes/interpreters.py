@@ -1,8 +1,7 @@
 """Run scripts to the exit of their interpreters, with one import of torch.
 
 One process runs the imports and forks for each script. The child runs the script at the
-level of its main module, and its interpreter exits like any other. Only the objects of
-the imports are left out of garbage collections, which would visit and so copy them.
+level of its main module, and its interpreter exits like any other.
 """
 
 from __future__ import annotations
@@ -26,7 +25,6 @@ from tests.support.repository.folders import ROOT, python_path
 LIMIT = 60
 PROGRAM = """{imports}
 from tests.support.processes import interpreters as _interpreters
-import gc as _gc; _gc.collect(); _gc.freeze()
 exec(_interpreters.fork_for_each({scripts!r}))
 """
 

@@ -50,6 +50,8 @@ def run(
     ]
     settings = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
     found = []
+    # The collections of each rank would visit, and so copy, all objects of the modules.
+    imports += "\nimport gc\ngc.collect()\ngc.freeze()"
     for code, out, err in interpreters.run(imports, scripts, limit=LIMIT, **settings):
         assert code == 0, err
         *lines, last = out.splitlines()
