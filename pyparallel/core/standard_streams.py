@@ -18,12 +18,13 @@ _FIRST = 3
 @contextlib.contextmanager
 def opened() -> Iterator[None]:
     """Open /dev/null in place of missing streams, for the block and its children."""
-    fds = [os.open(os.devnull, os.O_RDWR)]
+    fds: list[int] = []
     try:
-        while fds[-1] < _FIRST:
-            os.set_inheritable(fds[-1], True)
-            fds.append(os.open(os.devnull, os.O_RDWR))
-        os.close(fds.pop())
+        with contextlib.suppress(OSError):  # no number is free, or there is no /dev
+            while (fd := os.open(os.devnull, os.O_RDWR)) < _FIRST:
+                fds.append(fd)
+                os.set_inheritable(fd, True)
+            os.close(fd)
         yield
     finally:
         for fd in fds:

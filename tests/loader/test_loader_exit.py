@@ -176,14 +176,14 @@ options = {"batch_size": None, "num_workers": 1, **OPTIONS}
 names = {*DataLoader(Making(standard_stream, 3), **options)}
 kept = iter(DataLoader(Making(standard_stream, 9), **options))
 next(kept)
-print(names, find_all(), file=out)
+print(names, find_all(), file=out, flush=True)
 """
 PIPES = """
 pipe = lambda i: multiprocessing.Pipe()[0]
 pipes = [iter(DataLoader(Making(pipe, 9), **options)) for _ in range(3)]
 ends = [next(each) for each in pipes]
 time.sleep(0.2)
-print({end.fileno() > 2 for end in ends}, find_all(), file=out)
+print({end.fileno() > 2 for end in ends}, find_all(), file=out, flush=True)
 """
 
 
