@@ -131,14 +131,14 @@ class Epoch(LoaderIter):
             self._start_workers(loader)
             self._begin(loader, progress.dataset.turn % count if count else 0)
             progress.finish_setup()
+            self._reader = get_ident()
+            self._num_returned = progress.num_delivered
+            if loader._loaded is not None:
+                self._meter.add(sample_errors=len(progress.errors))
+            loader._progress, loader._loaded = progress, None
         except BaseException:  # of the sampler or of a signal handler
             self._shutdown_workers()
             raise
-        self._reader = get_ident()
-        self._num_returned = progress.num_delivered
-        if loader._loaded is not None:
-            self._meter.add(sample_errors=len(progress.errors))
-        loader._progress, loader._loaded = progress, None
 
     def _choose_pinning(self, loader: Loader) -> None:
         """Pin batches where torch does, with its warnings."""
