@@ -103,13 +103,16 @@ def is_transformed() -> bool:
 
 
 def plain_modes() -> list[Any] | None:
-    """Return `modes`; None in autocast, or with a mode that `capture` does not copy."""
+    """Return `modes`, or None if they say too little to compare two threads.
+
+    That is so in autocast, and with a mode that `capture` does not copy.
+    """
     found = modes()
     return None if any(found[: len(_BLOCKS)]) else found
 
 
 def modes() -> list[Any]:
-    """Return what tells a thread of `plain_modes` from another one, in little time."""
+    """Return the modes of this thread for a comparison, in less time than `capture`."""
     return [*map(_call, _MODES)]
 
 
@@ -185,6 +188,7 @@ def _module() -> Any:
 
 
 _call: Any = getattr(operator, "call", methodcaller("__call__"))  # Python 3.10 has none
+#: Each returns a false value outside of such a block.
 _BLOCKS: tuple[Callable[[], Any], ...] = (
     num_function_modes,
     num_dispatch_modes,
